@@ -1,0 +1,146 @@
+"""The vocabulary: what a client asks of one step, and what it gets back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.errors import InvalidRequest
+
+Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+MAX_SEED = 2**64 - 1
+
+
+class OutputRows(IntEnum):
+    """Which of a step's tokens the engine answers for."""
+
+    NONE = 0
+    """No row: a chunk that only fills the cache."""
+    LAST = 1
+    """One row, for the step's last token."""
+    ALL = 2
+    """A row for each token, as verifying drafted tokens needs."""
+
+    def count(self, n_tokens: int) -> int:
+        """The number of output rows of a step of ``n_tokens`` tokens."""
+        return (0, 1, n_tokens)[self]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn from one row of logits.
+
+    ``temperature`` 0 is greedy (the lowest index wins a tie). ``top_k`` 0 and ``top_p`` 1 leave the distribution whole.
+    ``seed`` None: one is drawn for each session. A token depends on the logits, these parameters, the seed and the
+    position, and on nothing else.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise InvalidRequest(f"temperature is {self.temperature!r}; it must be a finite number, 0 or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p is {self.top_p!r}; it must be over 0 and at most 1")
+        if isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or not 0 <= self.top_k < 2**31:
+            raise InvalidRequest(f"top_k is {self.top_k!r}; it must be a whole number from 0 (off) to 2**31 - 1")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise InvalidRequest(f"seed is {self.seed!r}; it must be from 0 to 2**64 - 1, or None")
+
+
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParams:
+    """What a step asks for, beside its tokens.
+
+    ``position`` is the place of the step's first token in its session. ``sampling`` None asks for the raw distribution.
+    """
+
+    position: int = 0
+    sampling: SamplingParams | None = GREEDY
+    output_rows: OutputRows = OutputRows.LAST
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One step: a decode (one token) or a prefill chunk (two or more) of one session."""
+
+    request_id: int
+    session_id: int
+    tokens: Tokens
+    params: RequestParams = RequestParams()
+
+
+class LogitsBlock:
+    """Raw logits of one step: ``data`` is float32, shape (rows, vocab), read-only.
+
+    From a client, ``data`` lies in shared memory and is not a copy. The rows stay this client's while anything refers to
+    them: the block, ``data``, or any slice of it. ``release()`` gives them back early; ``copy()`` detaches.
+
+    In process, ``LogitsBlock(array)`` wraps an array of one's own.
+    """
+
+    __slots__ = ("_data", "_release")
+
+    def __init__(self, data: npt.NDArray[np.float32], release: Callable[[], None] | None = None) -> None:
+        if not isinstance(data, np.ndarray) or data.dtype != np.float32 or data.ndim != 2:
+            shape = getattr(data, "shape", type(data).__name__)
+            raise InvalidRequest(
+                f"logits of {getattr(data, 'dtype', 'no dtype')} {shape}; a float32 array of (rows, vocab) is wanted"
+            )
+        view = data.view()
+        view.flags.writeable = False
+        self._data: npt.NDArray[np.float32] | None = view
+        self._release = release
+
+    @property
+    def data(self) -> npt.NDArray[np.float32]:
+        """float32 (rows, vocab), read-only. Raises ValueError once the block is released."""
+        if self._data is None:
+            raise ValueError("these logits were released; read .data before release(), or keep .copy()")
+        return self._data
+
+    def copy(self) -> npt.NDArray[np.float32]:
+        """The logits in an array of their own, which outlives the block: float32 (rows, vocab)."""
+        return self.data.copy()
+
+    def release(self) -> None:
+        """Give the rows back now. Slices taken before must not be read any more. Idempotent."""
+        self._data = None
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __repr__(self) -> str:
+        return f"LogitsBlock({'released' if self._data is None else self._data.shape})"
+
+
+def _no_tokens() -> npt.NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """What one step gave.
+
+    A sampled step has ``tokens`` (int64, one for each output row, in row order) and their ``logprobs`` (float32, natural
+    logarithm, NaN where the engine does not say). A raw step has ``logits``.
+    """
+
+    request_id: int
+    session_id: int
+    tokens: npt.NDArray[np.int64] = field(default_factory=_no_tokens)
+    logprobs: npt.NDArray[np.float32] | None = None
+    logits: LogitsBlock | None = None
