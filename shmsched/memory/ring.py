@@ -1,0 +1,113 @@
+"""Rings in shared memory. Cursors count from the beginning of time and travel in frames; none is stored in the memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TokenWriter:
+    """The client's end of its token ring: it writes, and learns by frames how far the scheduler has read."""
+
+    def __init__(self, cells: npt.NDArray[np.int32]) -> None:
+        self._cells = cells
+        self.capacity = len(cells)
+        self.written = 0
+        self.read = 0
+
+    @property
+    def room(self) -> int:
+        return self.capacity - (self.written - self.read)
+
+    def write(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Append ``tokens``; the caller has seen that there is room."""
+        n = len(tokens)
+        if n > self.room:
+            raise ValueError(f"{n} tokens into {self.room} free cells of the token ring")
+        at = self.written % self.capacity
+        first = min(n, self.capacity - at)
+        self._cells[at : at + first] = tokens[:first]
+        self._cells[: n - first] = tokens[first:]
+        self.written += n
+
+    def returned(self, read: int) -> None:
+        """The scheduler has read everything before ``read``."""
+        if not self.read <= read <= self.written:
+            raise ValueError(f"the token ring was read up to {read}, but {self.read} to {self.written} is outstanding")
+        self.read = read
+
+
+class TokenReader:
+    """The scheduler's end: it copies out what a frame says was written."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        """``buffer``: the ring's bytes, 4 for each token."""
+        self._bytes = buffer
+        self.capacity = len(buffer) // 4
+        self.read = 0
+
+    def take(self, n: int) -> bytes:
+        """The next ``n`` tokens as little-endian int32 bytes: a copy, which the client cannot change any more."""
+        at = self.read % self.capacity
+        first = min(n, self.capacity - at)
+        self.read += n
+        if first == n:
+            return bytes(self._bytes[4 * at : 4 * (at + n)])
+        return bytes(self._bytes[4 * at :]) + bytes(self._bytes[: 4 * (n - first)])
+
+
+class RecordRing:
+    """A ring of fixed-size rows with one writer. Readers of the same memory use ``slices``."""
+
+    def __init__(self, buffer: memoryview, row: struct.Struct) -> None:
+        self._bytes = buffer
+        self._row = row
+        self.capacity = len(buffer) // row.size
+        self.written = 0
+
+    def append(self, *values: Any) -> None:
+        """Write one row at the cursor. The caller has reserved the room."""
+        self._row.pack_into(self._bytes, (self.written % self.capacity) * self._row.size, *values)
+        self.written += 1
+
+    def extend(self, rows: bytes) -> None:
+        """Write already packed rows at the cursor. The caller has reserved the room."""
+        n = len(rows) // self._row.size
+        for start, stop, taken in spans(self.written, n, self.capacity):
+            size = self._row.size
+            self._bytes[start * size : stop * size] = rows[taken * size : (taken + stop - start) * size]
+        self.written += n
+
+
+def spans(cursor: int, n: int, capacity: int) -> Iterable[tuple[int, int, int]]:
+    """The one or two runs of cells that hold ``n`` rows from ``cursor`` on: (first cell, end, rows before this run)."""
+    at = cursor % capacity
+    first = min(n, capacity - at)
+    if first:
+        yield at, at + first, 0
+    if n > first:
+        yield 0, n - first, first
+
+
+class RecordReader:
+    """The reading end of a ``RecordRing``: it copies out what a frame says was written."""
+
+    def __init__(self, buffer: memoryview, row_size: int) -> None:
+        self._bytes = buffer
+        self._row_size = row_size
+        self.capacity = len(buffer) // row_size
+        self.read = 0
+
+    def take_until(self, written: int) -> bytes:
+        """The rows from the last call up to ``written``. Raises ValueError if there cannot be so many."""
+        n = written - self.read
+        if not 0 <= n <= self.capacity:
+            raise ValueError(f"a ring of {self.capacity} rows read up to {self.read} cannot be written up to {written}")
+        size = self._row_size
+        parts = [bytes(self._bytes[a * size : b * size]) for a, b, _ in spans(self.read, n, self.capacity)]
+        self.read = written
+        return parts[0] if len(parts) == 1 else b"".join(parts)

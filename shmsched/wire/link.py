@@ -1,0 +1,135 @@
+"""The client's and the engine's end of a connection: a ``multiprocessing`` connection to the scheduler."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, ShmschedError
+from shmsched.wire.codec import pack, unpack
+from shmsched.wire.credentials import credentials, refuse_other_users
+from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
+from shmsched.wire.framing import FrameSplitter
+from shmsched.wire.listener import check_path_length
+
+READ_SIZE = 1 << 18
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
+_MAX_DESCRIPTORS = 64
+_ANCILLARY = socket.CMSG_SPACE(8 * 4)
+
+
+class Link:
+    """Frames to and from the scheduler. ``send`` may be called from any thread, ``receive`` from one at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sock = socket.socket(fileno=connection.fileno())
+        self._splitter = FrameSplitter()
+        self._send_lock = threading.Lock()
+        self._descriptors: list[int] = []
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._closed = False
+        self.peer_pid = credentials(self._sock)[0]
+
+    @classmethod
+    def connect(cls, path: str | os.PathLike[str], role: Role, wait: float = 0.0) -> Link:
+        """Connect and say hello. ``wait``: seconds to keep trying while no daemon answers yet."""
+        check_path_length(os.fspath(path))
+        deadline = time.monotonic() + wait
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(max(1.0, deadline - time.monotonic()))
+                sock.connect(os.fspath(path))
+                sock.setblocking(True)
+                refuse_other_users(credentials(sock)[1])
+                break
+            except OSError as e:
+                sock.close()
+                if e.errno not in (errno.ENOENT, errno.ECONNREFUSED) or time.monotonic() >= deadline:
+                    raise _unreachable(path, e) from e
+                # The daemon is starting: its socket appears by a rename or bind, which nothing announces.
+                time.sleep(0.02)
+            except BaseException:
+                sock.close()
+                raise
+        link = cls(Connection(sock.detach()))
+        link.send(Hello(MAGIC, MAJOR, MINOR, role))
+        return link
+
+    def send(self, message: Any) -> None:
+        """Send one frame, whole. Raises SchedulerDied if the connection is gone."""
+        payload = pack(message)
+        try:
+            with self._send_lock:
+                self._connection.send_bytes(payload)
+        except OSError as e:
+            raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
+
+    def would_block(self) -> bool:
+        """The scheduler is so far behind that a send might have to wait."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        return not poll.poll(0)
+
+    def receive(self, timeout: float | None = None) -> list[Any] | None:
+        """The frames that have arrived, waiting up to ``timeout`` seconds for the first; None at the end of the stream."""
+        if timeout is not None and not self._poll.poll(max(0.0, timeout) * 1000):
+            return []
+        try:
+            data, ancillary, _, _ = self._sock.recvmsg(READ_SIZE, _ANCILLARY, _CLOSE_ON_EXEC)
+        except InterruptedError:
+            return []
+        except OSError:
+            return None
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+                self._descriptors.extend(fds)
+        if len(self._descriptors) > _MAX_DESCRIPTORS:
+            raise ProtocolError(f"{len(self._descriptors)} descriptors came that no frame asked for")
+        if not data:
+            return None
+        return [unpack(payload) for payload in self._splitter.feed(data)]
+
+    def descriptor(self) -> int:
+        """The descriptor that rode on the frame at hand. The caller owns it now. Raises ProtocolError if there is none."""
+        if not self._descriptors:
+            raise ProtocolError("a frame came without the descriptor that belongs to it")
+        return self._descriptors.pop(0)
+
+    def shutdown(self) -> None:
+        """End the stream both ways: a ``receive`` that waits in another thread returns None."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close this process's copy of the connection. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors.clear()
+        self._sock.detach()
+        self._connection.close()
+
+
+def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:
+    if cause.errno == errno.ENOENT and not Path(path).exists():
+        return SchedulerUnreachable(
+            f"no daemon at {os.fspath(path)}: there is no such socket. Start one with `shmsched up`"
+        )
+    return SchedulerUnreachable(f"no daemon answers at {os.fspath(path)}: {cause}. Start one with `shmsched up`")

@@ -1,0 +1,96 @@
+"""The scheduler's end of a connection: it never blocks, and what it holds is bounded."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from shmsched.wire.codec import pack, unpack
+from shmsched.wire.credentials import credentials
+from shmsched.wire.framing import FrameSplitter, framed
+
+READ_SIZE = 1 << 18
+MAX_OUTBOUND = 4 << 20
+
+
+class Peer:
+    """Frames over a non-blocking socket."""
+
+    def __init__(self, sock: socket.socket, max_outbound: int = MAX_OUTBOUND) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.pid, self.uid, _ = credentials(sock)
+        self._splitter = FrameSplitter()
+        self._outbound: deque[tuple[bytes, int]] = deque()
+        self._max_outbound = max_outbound
+        self.outbound_bytes = 0
+        self.on_pending: Callable[[], None] = lambda: None
+        """Called when there is something to flush."""
+
+    def read(self) -> list[Any] | None:
+        """What has arrived: frames, or None at the end of the stream. Raises ProtocolError.
+
+        A plain ``recv``: the kernel drops a descriptor that rides along, since the scheduler expects none.
+        """
+        try:
+            data = self.sock.recv(READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        return [unpack(payload) for payload in self._splitter.feed(data)]
+
+    def send(self, message: Any, fd: int = -1) -> None:
+        """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
+        data = framed(pack(message))
+        if not self._outbound:
+            self.on_pending()
+        self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
+        self.outbound_bytes += len(data)
+
+    @property
+    def overfull(self) -> bool:
+        """The peer does not read: more waits for it than it is allowed."""
+        return self.outbound_bytes > self._max_outbound
+
+    def flush(self) -> bool:
+        """Write what the socket takes now. True if nothing is left. Raises OSError if the peer is gone."""
+        while self._outbound:
+            data, fd = self._outbound.popleft()
+            if fd < 0 and self._outbound:
+                parts = [data]
+                while self._outbound and self._outbound[0][1] < 0:
+                    parts.append(self._outbound.popleft()[0])
+                data = b"".join(parts)
+            try:
+                sent = self._write(data, fd)
+            except BlockingIOError:
+                self._outbound.appendleft((data, fd))
+                return False
+            self.outbound_bytes -= sent
+            if fd >= 0:
+                # It went out with the first byte; what is left of the frame must not carry it again.
+                os.close(fd)
+            if sent < len(data):
+                self._outbound.appendleft((data[sent:], -1))
+                return False
+        return True
+
+    def _write(self, data: bytes, fd: int) -> int:
+        if fd < 0:
+            return self.sock.send(data)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+        return self.sock.sendmsg([data], ancillary)
+
+    def close(self) -> None:
+        for _, fd in self._outbound:
+            if fd >= 0:
+                os.close(fd)
+        self._outbound.clear()
+        self.sock.close()
