@@ -1,0 +1,49 @@
+"""``python -m shmsched.engine SPEC --socket PATH``: what the daemon spawns. ``shmsched engine`` is the same for people."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+
+from shmsched.engine.host import serve
+from shmsched.engine.spec import EngineSpec
+from shmsched.errors import SchedulerDied, ShmschedError
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) -> int:
+    """Host the engine until the scheduler ends. Returns the exit status.
+
+    ``parent``: die with the process that has this pid, which must be the parent (the daemon); 0 for one's own life.
+    """
+    if parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return 1
+        # An interrupt from the terminal is the daemon's to handle: it lets this engine finish.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(EngineSpec.parse(spec).load()(), socket, spec=spec, wait=wait)
+    except SchedulerDied:
+        return 0
+    except ShmschedError as e:
+        print(f"shmsched engine {spec} (pid {os.getpid()}): {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m shmsched.engine")
+    parser.add_argument("spec")
+    parser.add_argument("--socket")
+    parser.add_argument("--parent", type=int, default=0)
+    args = parser.parse_args()
+    return run(args.spec, args.socket, parent=args.parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

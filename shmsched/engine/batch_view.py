@@ -1,0 +1,148 @@
+"""One forward pass, as the engine sees it: what to run, and where the results go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.engine.sampling import sample
+from shmsched.steps import SamplingParams
+
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+class StepRow(NamedTuple):
+    """The tokens of one session in this batch: ``tokens[start : start + length]`` go to the session in ``slot``."""
+
+    slot: int
+    start: int
+    length: int
+
+
+class BatchView:
+    """One batch.
+
+    ``tokens``, ``positions``: int32, C-contiguous, shape (n_tokens,); valid until ``forward`` returns.
+    ``steps``: one :class:`StepRow` for each session in the batch, decodes first.
+    ``outputs``: int32, the indices into ``tokens`` whose logits are wanted, ascending.
+    ``sampling``: for each output the :class:`SamplingParams` with its seed filled in, or None where raw logits are wanted.
+
+    Give a result for every output of every step that was neither deferred nor failed, in any of three ways:
+    write float32 logits into ``rows[k]``, pass many rows at once to ``put_logits``, or, for sampled outputs, sample
+    yourself and pass the tokens to ``set_tokens``.
+    """
+
+    def __init__(
+        self,
+        tokens: Int32s,
+        positions: Int32s,
+        steps: Sequence[StepRow],
+        outputs: Int32s,
+        sampling: Sequence[SamplingParams | None],
+        raw_rows: Sequence[Floats | None],
+        vocab_size: int,
+    ) -> None:
+        """``raw_rows[k]`` is where output k's raw logits go, float32 (vocab_size,); None where the output is sampled."""
+        self.tokens = tokens
+        self.positions = positions
+        self.steps = steps
+        self.outputs = outputs
+        self.sampling = sampling
+        self.vocab_size = vocab_size
+        self.rows = OutputRowViews(self)
+        self.deferred: set[int] = set()
+        self.failed: dict[int, str] = {}
+        self.token_ids = np.full(len(outputs), -1, np.int64)
+        self.logprobs = np.full(len(outputs), np.nan, np.float32)
+        self._raw_rows = raw_rows
+        self._scratch: dict[int, Floats] = {}
+        self._given = np.zeros(len(outputs), bool)
+
+    def put_logits(self, k0: int, logits: npt.NDArray[np.floating[Any]]) -> None:
+        """Give the logits of outputs ``k0``, ``k0 + 1``, ...: float32 (n, vocab_size). Copied or sampled before this returns."""
+        n = len(logits)
+        if logits.ndim != 2 or logits.shape[1] != self.vocab_size or not 0 <= k0 <= len(self.outputs) - n:
+            raise ValueError(
+                f"put_logits({k0}, array of shape {logits.shape}): wanted (n, {self.vocab_size}) within {len(self.outputs)} outputs"
+            )
+        sampled = [i for i in range(n) if self._raw_rows[k0 + i] is None]
+        for i in range(n):
+            raw = self._raw_rows[k0 + i]
+            if raw is not None:
+                raw[:] = logits[i]
+        if sampled:
+            block = logits if len(sampled) == n else logits[sampled]
+            self._sample([k0 + i for i in sampled], block)
+        self._given[k0 : k0 + n] = True
+
+    def set_tokens(
+        self,
+        k0: int,
+        ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+        logprobs: Sequence[float] | Floats | None = None,
+    ) -> None:
+        """Give the sampled tokens of outputs ``k0``, ``k0 + 1``, ..., and their log-probabilities if known."""
+        stop = k0 + len(ids)
+        if not 0 <= k0 <= stop <= len(self.outputs):
+            raise ValueError(f"set_tokens({k0}, {len(ids)} tokens): this batch has {len(self.outputs)} outputs")
+        for k in range(k0, stop):
+            if self._raw_rows[k] is not None:
+                raise ValueError(f"set_tokens for output {k}, which asks for raw logits")
+        self.token_ids[k0:stop] = ids
+        if logprobs is not None:
+            self.logprobs[k0:stop] = logprobs
+        self._given[k0:stop] = True
+
+    def defer(self, i: int) -> None:
+        """No room for ``steps[i]`` now: its tokens were not taken, and it comes again later."""
+        self._check_step(i)
+        self.deferred.add(i)
+
+    def fail(self, i: int, message: str) -> None:
+        """``steps[i]`` cannot be done: its tokens were not taken. Its session goes on from where it stood."""
+        self._check_step(i)
+        self.failed[i] = message
+
+    def finish(self) -> list[int]:
+        """Sample what was written through ``rows``. Returns the outputs that nothing was given for."""
+        waiting = sorted(self._scratch)
+        if waiting:
+            self._sample(waiting, np.stack([self._scratch[k] for k in waiting]))
+        return [int(k) for k in np.flatnonzero(~self._given)]
+
+    def _check_step(self, i: int) -> None:
+        if not 0 <= i < len(self.steps):
+            raise IndexError(f"step {i} of a batch of {len(self.steps)}")
+
+    def _sample(self, outputs: list[int], logits: npt.NDArray[np.floating[Any]]) -> None:
+        params = [self.sampling[k] or SamplingParams() for k in outputs]
+        positions = self.positions[self.outputs[outputs]]
+        self.token_ids[outputs], self.logprobs[outputs] = sample(logits, params, positions)
+
+    def _row(self, k: int) -> Floats:
+        self._given[k] = True
+        raw = self._raw_rows[k]
+        if raw is not None:
+            return raw
+        if k not in self._scratch:
+            self._scratch[k] = np.zeros(self.vocab_size, np.float32)
+        return self._scratch[k]
+
+
+class OutputRowViews:
+    """``rows[k]``: a writable float32 ``(vocab_size,)`` array for output k."""
+
+    def __init__(self, batch: BatchView) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch.outputs)
+
+    def __getitem__(self, k: int) -> Floats:
+        if not 0 <= k < len(self):
+            raise IndexError(f"output {k} of a batch with {len(self)} outputs")
+        return self._batch._row(k)

@@ -1,0 +1,77 @@
+"""What an engine is: the class to subclass, and what it says of itself.
+
+Every call comes from the host's main thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shmsched.errors import InvalidRequest, Unsupported
+from shmsched.scheduling.params import SchedulerParams
+
+if TYPE_CHECKING:
+    from shmsched.engine.batch_view import BatchView
+
+Limits = SchedulerParams
+"""The limits in force for an engine: ``max_decode_sequences``, ``max_prefill_chunk_size`` and the derived ``max_batch_size``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine serves and can take. Known before ``start``: reading a header is fine, loading weights is not.
+
+    ``max_session_tokens`` is the longest session, in tokens. The three limits are the engine's own, if smaller than the
+    daemon's. ``tokenizer`` is ``kind:argument``, where kind is an entry point of ``shmsched.tokenizers``.
+    """
+
+    model: str
+    vocab_size: int
+    max_sessions: int
+    max_session_tokens: int
+    max_batch_size: int | None = None
+    max_decode_sequences: int | None = None
+    max_prefill_chunk_size: int | None = None
+    tokenizer: str | None = None
+    stop_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_sessions", "max_session_tokens"):
+            if not 0 < getattr(self, name) < 2**31:
+                raise InvalidRequest(f"EngineInfo.{name} is {getattr(self, name)!r}; it must be from 1 to 2**31 - 1")
+        for name, least in (("max_batch_size", 3), ("max_decode_sequences", 1), ("max_prefill_chunk_size", 1)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 2**31:
+                raise InvalidRequest(f"EngineInfo.{name} is {value!r}; it must be None or from {least} to 2**31 - 1")
+        if not 0 < len(self.model.encode()) <= 255:
+            raise InvalidRequest(f"EngineInfo.model is {self.model!r}; it must be a name of 1 to 255 bytes")
+
+
+class Engine:
+    """A model runner. Subclass it, set ``info`` in ``__init__``, and implement ``forward``.
+
+    Slots are dense in ``[0, info.max_sessions)``; each open session has one, and a closed one's is used again.
+    """
+
+    info: EngineInfo
+
+    def start(self, limits: Limits) -> None:
+        """Load weights, allocate for at most ``limits``, warm up. Has a time-out of its own."""
+
+    def open_session(self, slot: int, options: bytes) -> None:
+        """Begin an empty session in ``slot``. ``options`` is what the client passed, opaque to everyone else."""
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Forget all but the first ``length`` tokens of the session in ``slot``."""
+        raise Unsupported(f"{type(self).__name__} cannot rewind a session")
+
+    def close_session(self, slot: int) -> None:
+        """The session in ``slot`` is over; its state may go."""
+
+    def forward(self, batch: BatchView) -> None:
+        """Run one batch: append each step's tokens to its session, and give a result for each of ``batch.outputs``."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The engine is going away."""

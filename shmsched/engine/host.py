@@ -1,0 +1,282 @@
+"""The process around an engine: it pulls batches from the engine's segment, runs them, and puts the results back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.engine.batch_view import BatchView, StepRow
+from shmsched.engine.contract import Engine, Limits
+from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.errors import EngineStartError, ErrorCode, ProtocolError, Unsupported
+from shmsched.memory.layouts import HEADER, LOGIT, STEP_DTYPE, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.memory.segment import Segment
+from shmsched.steps import OutputRows, SamplingParams
+from shmsched.wire import frames
+from shmsched.wire.link import Link
+from shmsched.wire.listener import default_socket
+
+Floats = npt.NDArray[np.float32]
+
+
+def serve(engine: Engine, socket: str | os.PathLike[str] | None = None, *, spec: str = "", wait: float = 0.0) -> None:
+    """Attach ``engine`` to the daemon on ``socket`` and run it until the daemon ends. Blocks.
+
+    ``wait``: seconds to keep trying while the daemon is still starting. Raises SchedulerUnreachable, EngineStartError, or
+    ProtocolError if the daemon refuses the engine.
+    """
+    link = Link.connect(socket or default_socket(), frames.Role.ENGINE, wait)
+    try:
+        EngineHost(engine, link, spec or type(engine).__name__).run()
+    finally:
+        link.close()
+
+
+class BatchSlot:
+    """One batch slot of the engine's segment, as the host reads and writes it."""
+
+    def __init__(self, buffer: memoryview, layout: BatchSlotLayout) -> None:
+        n = layout.max_tokens
+        self._header = buffer
+        self._steps: npt.NDArray[Any] = np.frombuffer(buffer, STEP_DTYPE, n, layout.steps_offset)
+        self._tokens: npt.NDArray[np.int32] = np.frombuffer(buffer, np.int32, n, layout.tokens_offset)
+        self.statuses: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, n, layout.statuses_offset)
+        self.ids: npt.NDArray[np.int32] = np.frombuffer(buffer, np.int32, n, layout.ids_offset)
+        self.logprobs: Floats = np.frombuffer(buffer, np.float32, n, layout.logprobs_offset)
+
+    def pull(self, batch: int) -> tuple[list[StepEntry], npt.NDArray[np.int32]]:
+        number, n_steps, n_tokens = HEADER.unpack_from(self._header)
+        if number != batch or not 0 < n_steps <= n_tokens <= len(self._tokens):
+            raise ProtocolError(
+                f"told to run batch {batch}, but the slot holds batch {number}: {n_steps} steps, {n_tokens} tokens"
+            )
+        return [StepEntry._make(row) for row in self._steps[:n_steps].tolist()], self._tokens[:n_tokens]
+
+
+class EngineHost:
+    """Runs one engine. Everything happens on the calling thread, in the order in which frames arrive."""
+
+    def __init__(self, engine: Engine, link: Link, spec: str) -> None:
+        self._engine = engine
+        self._link = link
+        self._spec = spec
+        self._slots: list[BatchSlot] = []
+        self._arenas: dict[int, npt.NDArray[np.float32]] = {}
+        self._lengths: dict[int, int] = {}
+
+    def run(self) -> None:
+        limits = self._attach()
+        began = time.monotonic()
+        try:
+            self._engine.start(limits)
+        except Exception as e:
+            message = f"{type(e).__name__}: {e}"
+            self._link.send(frames.StartFailed(message))
+            raise EngineStartError(f"engine {self._spec} did not start: {message}") from e
+        try:
+            self._link.send(frames.Ready(time.monotonic() - began))
+            while (arrived := self._link.receive()) is not None:
+                for message in arrived:
+                    self._handle(message)
+        finally:
+            self._engine.close()
+
+    def _attach(self) -> Limits:
+        info = self._engine.info
+        self._link.send(
+            frames.Offer(
+                info.vocab_size,
+                info.max_sessions,
+                info.max_session_tokens,
+                info.max_batch_size or 0,
+                info.max_decode_sequences or 0,
+                info.max_prefill_chunk_size or 0,
+                type(self._engine).rewind is not Engine.rewind,
+                info.model,
+                info.tokenizer or "",
+                info.stop_tokens,
+                self._spec,
+            )
+        )
+        while (arrived := self._link.receive()) is not None:
+            for message in arrived:
+                if isinstance(message, frames.Refused):
+                    raise ErrorCode(message.code).error(message.message)
+                if isinstance(message, frames.Attached):
+                    limits = Limits(message.max_decode_sequences, message.max_prefill_chunk_size)
+                    layout = BatchSlotLayout(limits.max_batch_size)
+                    segment = Segment(self._link.descriptor(), layout.size * message.slots)
+                    segment.close_descriptor()
+                    view = memoryview(segment.buffer)
+                    self._slots = [
+                        BatchSlot(view[i * layout.size : (i + 1) * layout.size], layout) for i in range(message.slots)
+                    ]
+                    return limits
+        raise EngineStartError("the scheduler closed the connection before it attached this engine")
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case frames.Work(batch, slot):
+                self._link.send(self._run_batch(batch, self._slots[slot]))
+            case frames.OpenSlot(slot, session, options):
+                self._link.send(self._open(slot, session, options))
+            case frames.CloseSlot(slot):
+                if self._lengths.pop(slot, None) is not None:
+                    self._engine.close_session(slot)
+            case frames.AttachArena(client, size):
+                segment = Segment(self._link.descriptor(), size)
+                segment.close_descriptor()
+                self._arenas[client] = np.frombuffer(segment.buffer, LOGIT)
+            case frames.DetachArena(client):
+                self._arenas.pop(client, None)
+            case _:
+                raise ProtocolError(f"an engine got a {type(message).__name__} frame")
+
+    def _open(self, slot: int, session: int, options: bytes) -> frames.SlotOpened | frames.SlotRefused:
+        try:
+            self._engine.open_session(slot, options)
+        except Exception as e:
+            code = ErrorCode.UNSUPPORTED if isinstance(e, Unsupported) else ErrorCode.ENGINE_ERROR
+            return frames.SlotRefused(slot, session, code, f"{type(e).__name__}: {e}")
+        self._lengths[slot] = 0
+        return frames.SlotOpened(slot, session)
+
+    def _run_batch(self, batch: int, slot: BatchSlot) -> frames.Done | frames.BatchFailed:
+        entries, tokens = slot.pull(batch)
+        outcome = BatchOutcome(entries)
+        try:
+            for rows in passes(entries):
+                self._run_pass(rows, entries, tokens, outcome)
+        except Exception as e:
+            traceback.print_exc(file=sys.stderr)
+            return frames.BatchFailed(batch, f"{type(e).__name__}: {e}")
+        outcome.write(slot)
+        return frames.Done(batch, tuple(outcome.messages[i] for i in sorted(outcome.messages)))
+
+    def _run_pass(
+        self, rows: list[Row], entries: list[StepEntry], tokens: npt.NDArray[np.int32], outcome: BatchOutcome
+    ) -> None:
+        rows = [row for row in rows if self._place(row, outcome)]
+        if not rows:
+            return
+        flat, positions = gather(rows, entries, tokens)
+        outputs, owners, within = wanted(rows, entries)
+        starts = accumulate((row.length for row in rows), initial=0)
+        view = BatchView(
+            flat,
+            positions,
+            [StepRow(row.slot, start, row.length) for row, start in zip(rows, starts, strict=False)],
+            np.array(outputs, np.int32),
+            [_sampling(entries[i]) for i in owners],
+            [self._raw_row(entries[i], r) for i, r in zip(owners, within, strict=True)],
+            self._engine.info.vocab_size,
+        )
+        self._engine.forward(view)
+        missing = set(view.finish())
+        for i, row in enumerate(rows):
+            if i in view.failed:
+                outcome.fail(row, view.failed[i])
+            elif i in view.deferred:
+                outcome.defer(row)
+            else:
+                self._lengths[row.slot] = row.end
+                outcome.done(row)
+        for k, (i, r) in enumerate(zip(owners, within, strict=True)):
+            if outcome.statuses[i] != StepStatus.DONE:
+                continue
+            if k in missing:
+                outcome.fail_step(i, f"the engine gave no result for row {r} of this step")
+            elif entries[i].sampled:
+                token = int(view.token_ids[k])
+                if not 0 <= token < self._engine.info.vocab_size:
+                    outcome.fail_step(
+                        i, f"the engine gave token {token}; the vocabulary has {self._engine.info.vocab_size}"
+                    )
+                    continue
+                outcome.set_token(i, r, token, float(view.logprobs[k]))
+
+    def _place(self, row: Row, outcome: BatchOutcome) -> bool:
+        """Bring the session to where the row starts. False if it cannot run in this pass."""
+        if (before := outcome.stopped.get(row.slot)) is not None:
+            # An earlier row of this session did not run, so this one has nothing to stand on.
+            outcome.like(row, before)
+            return False
+        length = self._lengths.get(row.slot)
+        if length is None or row.position > length:
+            outcome.fail(row, f"the step starts at position {row.position}; slot {row.slot} holds {length or 0} tokens")
+            return False
+        if row.position < length:
+            try:
+                self._engine.rewind(row.slot, row.position)
+            except Exception as e:
+                outcome.fail(row, f"cannot rewind from {length} to {row.position}: {type(e).__name__}: {e}")
+                return False
+            self._lengths[row.slot] = row.position
+        return True
+
+    def _raw_row(self, entry: StepEntry, r: int) -> Floats | None:
+        if entry.sampled:
+            return None
+        vocab = self._engine.info.vocab_size
+        at = entry.rows_offset // LOGIT.itemsize + r * vocab
+        return self._arenas[entry.client][at : at + vocab]
+
+
+class BatchOutcome:
+    """What became of each step of a batch, until it is written to the slot in one go."""
+
+    def __init__(self, entries: list[StepEntry]) -> None:
+        self.statuses = [0] * len(entries)
+        self.messages: dict[int, str] = {}
+        self.stopped: dict[int, Row] = {}
+        counts = [OutputRows(e.output_rows).count(e.length) if e.sampled else 0 for e in entries]
+        self._first = list(accumulate(counts, initial=0))
+        self._ids = [-1] * self._first[-1]
+        self._logprobs = [0.0] * self._first[-1]
+
+    def done(self, row: Row) -> None:
+        for i in row.steps:
+            self.statuses[i] = StepStatus.DONE
+
+    def defer(self, row: Row) -> None:
+        self.stopped[row.slot] = row
+        for i in row.steps:
+            self.statuses[i] = StepStatus.DEFERRED
+
+    def fail(self, row: Row, message: str) -> None:
+        self.stopped[row.slot] = row
+        for i in row.steps:
+            self.fail_step(i, message)
+
+    def fail_step(self, i: int, message: str) -> None:
+        self.statuses[i] = StepStatus.FAILED
+        self.messages[i] = message
+
+    def like(self, row: Row, before: Row) -> None:
+        """``row`` meets the fate of an earlier row of its session."""
+        for i in row.steps:
+            self.statuses[i] = self.statuses[before.steps[0]]
+            if self.statuses[i] == StepStatus.FAILED:
+                self.messages[i] = self.messages[before.steps[0]]
+
+    def set_token(self, i: int, r: int, token: int, logprob: float) -> None:
+        self._ids[self._first[i] + r] = token
+        self._logprobs[self._first[i] + r] = logprob
+
+    def write(self, slot: BatchSlot) -> None:
+        slot.statuses[: len(self.statuses)] = self.statuses
+        slot.ids[: len(self._ids)] = self._ids
+        slot.logprobs[: len(self._logprobs)] = self._logprobs
+
+
+def _sampling(entry: StepEntry) -> SamplingParams | None:
+    if not entry.sampled:
+        return None
+    return SamplingParams(entry.temperature, entry.top_p, entry.top_k, entry.seed)

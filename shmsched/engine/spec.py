@@ -1,0 +1,125 @@
+"""Naming an engine: ``name[:argument][?key=value&...]``, ``package.module:Class[...]`` or ``file.py:Class[...]``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from shmsched.engine.contract import Engine
+from shmsched.errors import EngineSpecError
+
+GROUP = "shmsched.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine's constructor, and what to call it with."""
+
+    name: str
+    argument: str | None
+    options: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> EngineSpec:
+        head, _, query = text.partition("?")
+        name, colon, argument = head.partition(":")
+        if not name:
+            raise EngineSpecError(f"engine {text!r} has no name; it is written name[:argument][?key=value&...]")
+        try:
+            options = tuple(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+        except ValueError as e:
+            raise EngineSpecError(f"engine {text!r}: the part after '?' must be key=value&key=value ({e})") from e
+        repeated = {k for k, _ in options if [n for n, _ in options].count(k) > 1}
+        if repeated:
+            raise EngineSpecError(f"engine {text!r}: option {min(repeated)!r} is given more than once")
+        return cls(name, argument if colon else None, options)
+
+    def load(self) -> Callable[[], Engine]:
+        """Import the engine's class and check the options against its constructor. Raises EngineSpecError."""
+        engine_class, argument = self._resolve()
+        positional = [] if argument is None else [argument]
+        try:
+            bound = inspect.signature(engine_class).bind(*positional, **dict(self.options))
+        except TypeError as e:
+            takes = ", ".join(inspect.signature(engine_class).parameters) or "no options"
+            raise EngineSpecError(f"engine {self.name!r}: {e}; it takes {takes}") from e
+        hints = typing.get_type_hints(engine_class.__init__)
+        for key, value in bound.arguments.items():
+            bound.arguments[key] = _coerce(self.name, key, value, hints.get(key, str))
+        return lambda: engine_class(*bound.args, **bound.kwargs)
+
+    def _resolve(self) -> tuple[type[Engine], str | None]:
+        for entry in entry_points(group=GROUP, name=self.name):
+            try:
+                return _engine_class(self.name, entry.load()), self.argument
+            except ImportError as e:
+                raise EngineSpecError(f"engine {self.name!r} cannot be imported: {e}") from e
+        if self.argument is None:
+            known = ", ".join(sorted({e.name for e in entry_points(group=GROUP)})) or "none"
+            raise EngineSpecError(
+                f"no engine is named {self.name!r}. Known: {known}; or write package.module:Class or file.py:Class"
+            )
+        class_name, colon, argument = self.argument.partition(":")
+        module = _import(self.name)
+        found = getattr(module, class_name, None)
+        if found is None:
+            raise EngineSpecError(f"{self.name} has no {class_name!r}; the engine is written {self.name}:Class")
+        return _engine_class(f"{self.name}:{class_name}", found), argument if colon else None
+
+
+def _import(name: str) -> types.ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        path = Path(name).resolve()
+        if not path.is_file():
+            raise EngineSpecError(f"engine file {path} does not exist")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    except EngineSpecError:
+        raise
+    except Exception as e:
+        # Whatever the module does at import is its author's; what we owe is which engine it was.
+        raise EngineSpecError(f"engine module {name!r} cannot be imported: {type(e).__name__}: {e}") from e
+    return module
+
+
+def _engine_class(name: str, found: Any) -> type[Engine]:
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise EngineSpecError(f"{name} is {found!r}, not a subclass of shmsched.engine.Engine")
+    return found
+
+
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _coerce(engine: str, key: str, value: str, hint: Any) -> Any:
+    """``value`` as the type that the constructor asks for."""
+    wanted = [hint] if not isinstance(hint, types.UnionType) else [h for h in hint.__args__ if h is not type(None)]
+    for kind in wanted:
+        try:
+            if kind is bool:
+                return _WORDS[value.lower()]
+            if kind in (int, float, str, Path):
+                return kind(value)
+        except (ValueError, KeyError):
+            continue
+    names = " or ".join(getattr(k, "__name__", str(k)) for k in wanted)
+    raise EngineSpecError(f"engine {engine!r}: option {key} is {value!r}; it must be {names}")
