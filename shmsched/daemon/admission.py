@@ -1,0 +1,100 @@
+"""Whether a step may enter: everything is checked before it counts as submitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shmsched.daemon.state import Session, SessionState, Step
+from shmsched.errors import ErrorCode, InvalidRequest
+from shmsched.memory.layouts import LOGIT
+from shmsched.memory.segment import Segment
+from shmsched.steps import OutputRows, SamplingParams
+from shmsched.wire.frames import StepDescriptor, StepFlags
+
+if TYPE_CHECKING:
+    from shmsched.daemon.server import Daemon
+
+
+class Rejected(Exception):
+    """The step enters no queue and no count; its client is told why."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def admit(d: StepDescriptor, tokens: bytes, session: Session | None, arena: Segment | None, daemon: Daemon) -> Step:
+    """The step that the descriptor and its copied tokens make. Raises Rejected."""
+    if session is None or session.state is not SessionState.OPEN or session.engine is None:
+        raise Rejected(ErrorCode.SESSION_CLOSED, f"session {d.session} is not open")
+    engine = session.engine
+    offer = engine.offer
+    if not 1 <= d.n_tokens <= engine.limits.max_prefill_chunk_size:
+        raise _invalid(
+            f"a step of {d.n_tokens} tokens; at least 1 and at most {engine.limits.max_prefill_chunk_size} are allowed"
+        )
+    end = d.position + d.n_tokens
+    if end > offer.max_session_tokens:
+        raise _invalid(
+            f"positions up to {end} in session {d.session}; {offer.model} holds at most {offer.max_session_tokens} tokens"
+        )
+    if d.position > session.next_position:
+        raise _invalid(
+            f"position {d.position} leaves a gap in session {d.session}, which goes on at {session.next_position}"
+            " (an earlier step of it may have failed)"
+        )
+    if d.position < session.next_position and not offer.supports_rewind:
+        raise Rejected(
+            ErrorCode.UNSUPPORTED,
+            f"position {d.position} rewinds session {d.session} from {session.next_position}; {offer.model} cannot rewind",
+        )
+    _check_vocabulary(tokens, d.n_tokens, offer.vocab_size)
+    if d.output_rows not in OutputRows._value2member_map_:
+        raise _invalid(f"output rows {d.output_rows} are neither NONE, LAST nor ALL")
+    n_rows = (0, 1, d.n_tokens)[d.output_rows]
+    sampled = bool(d.flags & StepFlags.SAMPLED)
+    if sampled:
+        if d.temperature != 0.0 or d.top_p != 1.0 or d.top_k != 0:
+            _check_sampling(d)
+    elif n_rows:
+        size = 0 if arena is None else arena.size
+        if d.rows_offset % LOGIT.itemsize or d.rows_offset + n_rows * offer.vocab_size * LOGIT.itemsize > size:
+            raise _invalid(f"{n_rows} rows of logits at offset {d.rows_offset} do not lie in the arena of {size} bytes")
+    session.next_position = end
+    return Step(
+        daemon.next_number(),
+        session,
+        d.n_tokens,
+        d.request,
+        tokens,
+        d.position,
+        d.output_rows,
+        n_rows,
+        sampled,
+        (d.top_k, d.temperature, d.top_p, d.seed),
+        d.rows_offset,
+    )
+
+
+def _invalid(message: str) -> Rejected:
+    return Rejected(ErrorCode.INVALID_REQUEST, message)
+
+
+def _check_vocabulary(tokens: bytes, n: int, vocab_size: int) -> None:
+    if n == 1:
+        worst = least = int.from_bytes(tokens, "little", signed=True)
+    else:
+        values = np.frombuffer(tokens, np.int32)
+        worst, least = int(values.max()), int(values.min())
+    if least < 0 or worst >= vocab_size:
+        raise _invalid(f"token {least if least < 0 else worst} is outside the vocabulary of {vocab_size}")
+
+
+def _check_sampling(d: StepDescriptor) -> None:
+    try:
+        SamplingParams(d.temperature, d.top_p, d.top_k, d.seed)
+    except InvalidRequest as e:
+        raise _invalid(str(e)) from None

@@ -1,0 +1,164 @@
+"""One connected client: what it holds, what it asks, what it is told."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmsched.daemon.admission import Rejected, admit
+from shmsched.daemon.config import ClientLimits
+from shmsched.daemon.state import Session, SessionState, Step
+from shmsched.errors import ErrorCode, ProtocolError
+from shmsched.memory.layouts import RECORD, RESULT_DTYPE, ClientLayout, RecordKind
+from shmsched.memory.ring import RecordRing, TokenReader
+from shmsched.memory.segment import Segment
+from shmsched.wire import frames
+from shmsched.wire.frames import StepFlags
+from shmsched.wire.peer import Peer
+
+if TYPE_CHECKING:
+    from shmsched.daemon.server import Daemon
+
+RESULT = struct.Struct("<if")
+
+
+class ClientLink:
+    """The scheduler's side of one client. ``number`` is the daemon's own and never used again."""
+
+    def __init__(
+        self,
+        number: int,
+        peer: Peer,
+        segment: Segment,
+        layout: ClientLayout,
+        limits: ClientLimits,
+        has_news: Callable[[ClientLink], None],
+    ) -> None:
+        """``has_news``: called when there is something for ``tell_completions`` to announce."""
+        self._has_news = has_news
+        self.number = number
+        self.peer = peer
+        self.limits = limits
+        self.sessions: dict[int, Session] = {}
+        self.arena: Segment | None = None
+        self.arena_requested = False
+        self.models_told: set[str] = set()
+        self.closed = False
+        self.outstanding = 0
+        self.outstanding_results = 0
+        self.segment_size = segment.size
+        view = memoryview(segment.buffer)
+        self._ring = TokenReader(view[: 4 * layout.ring_tokens])
+        self._records = RecordRing(view[layout.records_offset :][: RECORD.size * layout.records], RECORD)
+        self._results = RecordRing(view[layout.results_offset :][: RESULT.size * layout.results], RESULT)
+        self._last_request = 0
+        self._told = (0, 0, 0)
+
+    # --- what it asks ---------------------------------------------------------------------------------------------------
+
+    def submit(self, message: frames.Submit, daemon: Daemon) -> None:
+        """Admit the steps of a frame. Raises ProtocolError where the frame contradicts what the client was told."""
+        self._check_room(message)
+        for descriptor in message.steps:
+            tokens = self._ring.take(descriptor.n_tokens)
+            session = self.sessions.get(descriptor.session)
+            try:
+                step = admit(descriptor, tokens, session, self.arena, daemon)
+            except Rejected as rejection:
+                self.tell_failed(rejection.code, rejection.message, [descriptor.request], rows_held=False)
+                continue
+            self.outstanding += 1
+            self.outstanding_results += step.n_rows if step.sampled else 0
+            daemon.enqueue(step)
+        self._has_news(self)
+
+    def _check_room(self, message: frames.Submit) -> None:
+        n_tokens = sum([d.n_tokens for d in message.steps])
+        if message.tokens_written - self._ring.read != n_tokens or n_tokens > self._ring.capacity:
+            raise ProtocolError(
+                f"the token ring is written up to {message.tokens_written}, but {n_tokens} tokens are announced from {self._ring.read}"
+            )
+        unread_records = self._records.written - message.records_read
+        unread_results = self._results.written - message.results_read
+        if not (0 <= unread_records <= self._records.capacity and 0 <= unread_results <= self._results.capacity):
+            raise ProtocolError(
+                f"completions read up to {message.records_read}/{message.results_read} were never written"
+            )
+        if self.outstanding + unread_records + len(message.steps) > self._records.capacity:
+            raise ProtocolError(f"more than {self._records.capacity} steps are outstanding")
+        results = sum([(0, 1, d.n_tokens)[min(d.output_rows, 2)] for d in message.steps if d.flags & StepFlags.SAMPLED])
+        if self.outstanding_results + unread_results + results > self._results.capacity:
+            raise ProtocolError(f"more than {self._results.capacity} sampled tokens are outstanding")
+        for descriptor in message.steps:
+            # Only growing numbers: a repeated one could be settled by the answer to the first.
+            if descriptor.request <= self._last_request:
+                raise ProtocolError(
+                    f"step {descriptor.request} comes after step {self._last_request}; numbers only grow"
+                )
+            self._last_request = descriptor.request
+
+    def cancel(self, message: frames.Cancel, daemon: Daemon) -> None:
+        """Cancel what is outstanding of a session from one of the client's step numbers on."""
+        session = self.sessions.get(message.session)
+        if session is None:
+            return
+        first = next((n for n, step in session.outstanding.items() if step.request >= message.request), 2**63)
+        daemon.settling.fail_from(session, first, message.position, ErrorCode.CANCELLED, "cancelled by its client")
+
+    # --- what it is told ------------------------------------------------------------------------------------------------
+
+    def completed(self, step: Step, ids: list[int], logprobs: list[float]) -> None:
+        """Write the completion record; the next ``tell_completions`` announces it. Room was reserved at admission."""
+        self.outstanding -= 1
+        if self.closed:
+            return
+        self._has_news(self)
+        if step.sampled:
+            self.outstanding_results -= step.n_rows
+            if step.n_rows == 1:
+                self._results.append(ids[0], logprobs[0])
+            elif step.n_rows:
+                rows = np.empty(step.n_rows, RESULT_DTYPE)
+                rows["token"], rows["logprob"] = ids, logprobs
+                self._results.extend(rows.tobytes())
+            self._records.append(step.request, step.n_rows, RecordKind.TOKENS)
+        else:
+            self._records.append(step.request, step.n_rows, RecordKind.LOGITS)
+
+    def settled_without_answer(self, step: Step) -> None:
+        """The room that was reserved for its answer is free again."""
+        self.outstanding -= 1
+        if step.sampled:
+            self.outstanding_results -= step.n_rows
+
+    def tell_completions(self) -> None:
+        """Announce what was written since the last time, if anything, or that much of the token ring is free."""
+        cursors = (self._records.written, self._results.written, self._ring.read)
+        records, _, tokens = self._told
+        if cursors[0] != records or cursors[2] - tokens >= self._ring.capacity // 4:
+            self._told = cursors
+            self.tell(frames.Completions(*cursors))
+
+    def tell_failed(self, code: ErrorCode, message: str, requests: list[int], rows_held: bool) -> None:
+        self.tell(frames.Failed(code, rows_held, message, tuple(requests)))
+
+    def tell(self, message: Any, fd: int = -1) -> None:
+        """Queue a frame for the client; nothing is said to one that is gone."""
+        if not self.closed:
+            self.peer.send(message, fd)
+
+    def end_session(self, session: Session, code: ErrorCode, message: str) -> None:
+        """The client is told that a session of its is gone."""
+        if self.sessions.pop(session.client_id, None) is not None:
+            if session.state is SessionState.OPEN:
+                self.tell(frames.SessionEnded(session.client_id, code, message))
+            else:
+                self.tell(frames.SessionRefused(session.client_id, code, message))
+
+    def return_rows(self, step: Step) -> None:
+        """No engine writes into the rows of a step that ended without an answer: they are the client's again."""
+        if step.raw_rows:
+            self.tell(frames.Returned((step.request,)))

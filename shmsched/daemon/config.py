@@ -1,0 +1,114 @@
+"""What a daemon is told at its start, and the TOML file that can say it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shmsched.errors import InvalidRequest
+from shmsched.scheduling import SchedulerParams
+from shmsched.wire.listener import default_socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Engines to spawn: ``copies`` of ``spec``. ``env`` is empty, or one for all, or one for each copy."""
+
+    spec: str
+    copies: int = 1
+    env: tuple[Mapping[str, str], ...] = ()
+    python: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.copies < 1:
+            raise InvalidRequest(f"engine {self.spec!r}: copies is {self.copies}; it must be 1 or more")
+        if len(self.env) not in (0, 1, self.copies):
+            raise InvalidRequest(
+                f"engine {self.spec!r}: env lists {len(self.env)} tables for {self.copies} copies; give none, one for all, or one each"
+            )
+
+    def env_of(self, copy: int) -> Mapping[str, str]:
+        if not self.env:
+            return {}
+        return self.env[copy if len(self.env) > 1 else 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """What one client may hold. Room for every answer is reserved when its step is admitted."""
+
+    ring_tokens: int = 1 << 18
+    """Tokens on their way to the scheduler."""
+    outstanding_steps: int = 8192
+    """Steps submitted and not yet answered."""
+    outstanding_results: int = 1 << 16
+    """Sampled tokens asked for and not yet read."""
+    arena_bytes: int = 1 << 30
+    """Raw logits, asked for or held."""
+    sessions: int = 16384
+    """Sessions, open or waiting to be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """Everything a daemon is told."""
+
+    socket: Path = field(default_factory=default_socket)
+    engines: tuple[EngineConfig, ...] = ()
+    params: SchedulerParams = field(default_factory=SchedulerParams)
+    drain_timeout_s: float = 30.0
+    start_timeout_s: float = 600.0
+    linger_share: float = 0.05
+    """The most that waiting for expected sessions may take of an engine's mean step time."""
+    max_clients: int = 1024
+    max_shared_memory: int = 16 << 30
+    client: ClientLimits = ClientLimits()
+    launcher_pid: int = 0
+    """End with this process; 0 for a life of one's own."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, named as the fields of DaemonConfig. Raises InvalidRequest that names file and key.
+
+    ``[[engine]]`` tables have ``spec``, ``copies``, ``env`` (a table, or a list of them) and ``python``; at the top may stand
+    ``socket``, ``max_decode_sequences``, ``max_prefill_chunk_size`` and ``drain_timeout``.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise InvalidRequest(f"cannot read {path}: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise InvalidRequest(f"{path} is not TOML: {e}") from e
+    top = {"socket": str, "max_decode_sequences": int, "max_prefill_chunk_size": int, "drain_timeout": (int, float)}
+    _check_keys(path, "the top level", document, {**top, "engine": list})
+    settings = {key: document[key] for key in top if key in document}
+    settings["engines"] = tuple(_engine(path, i, table) for i, table in enumerate(document.get("engine", ())))
+    return settings
+
+
+def _engine(path: Path, index: int, table: Any) -> EngineConfig:
+    where = f"[[engine]] number {index + 1}"
+    if not isinstance(table, dict) or "spec" not in table:
+        raise InvalidRequest(f'{path}: {where} must be a table with at least spec = "..."')
+    _check_keys(path, where, table, {"spec": str, "copies": int, "env": (dict, list), "python": str})
+    env = table.get("env", [])
+    tables = env if isinstance(env, list) else [env]
+    for variables in tables:
+        if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
+            raise InvalidRequest(
+                f"{path}: {where}: env holds {variables!r}; it must be a table of strings, or a list of such"
+            )
+    return EngineConfig(
+        spec=table["spec"], copies=table.get("copies", 1), env=tuple(tables), python=table.get("python")
+    )
+
+
+def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for key, value in table.items():
+        if key not in known:
+            raise InvalidRequest(f"{path}: {where} has {key!r}; known are {', '.join(known)}")
+        if not isinstance(value, known[key]) or isinstance(value, bool):
+            raise InvalidRequest(f"{path}: {where}: {key} is {value!r}, which has the wrong type")

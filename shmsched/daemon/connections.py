@@ -1,0 +1,176 @@
+"""Every open connection: reading frames for its handler, writing what was queued, ending it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shmsched.daemon.loop import READ, WRITE, EventLoop
+from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
+from shmsched.wire import frames
+from shmsched.wire.credentials import refuse_other_users
+from shmsched.wire.listener import Listener
+from shmsched.wire.peer import Peer
+
+HELLO_TIMEOUT_S = 10.0
+
+
+class Handler(Protocol):
+    """What a connection is for, once its hello has said so."""
+
+    def handle(self, message: Any) -> None:
+        """One frame. Raises ProtocolError, which ends the connection."""
+
+    def lost(self, why: str) -> None:
+        """The connection has ended."""
+
+
+class Connection:
+    """One peer and its handler."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.handler: Handler | None = None
+        self.open = True
+        self.writing = False
+
+
+Greet = Callable[[Connection, frames.Hello], Handler]
+
+
+class Connections:
+    """Accepts, reads, flushes and drops. What a peer does wrong costs that peer its connection and nobody anything else."""
+
+    def __init__(self, loop: EventLoop, listener: Listener, most: int, greet: Greet) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._most = most
+        self._greet = greet
+        self._all: set[Connection] = set()
+        self._pending: set[Connection] = set()
+        loop.watch(listener.sock.fileno(), READ, self._accept)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def unsent(self) -> bool:
+        """Something is still waiting to be written to some peer."""
+        return any(c.peer.outbound_bytes for c in self._all)
+
+    def drop(self, connection: Connection, why: str, code: ErrorCode | None = None) -> None:
+        """End a connection, saying why if ``code`` is given and the peer still reads. Idempotent."""
+        if not connection.open:
+            return
+        connection.open = False
+        self._loop.unwatch(connection.peer.sock.fileno())
+        if code is not None:
+            connection.peer.send(frames.Refused(code, why))
+            try:
+                connection.peer.flush()
+            except OSError:
+                pass
+        connection.peer.close()
+        self._all.discard(connection)
+        self._pending.discard(connection)
+        if connection.handler is not None:
+            connection.handler.lost(why)
+
+    def read_and_drop(self, connection: Connection, why: str) -> None:
+        """The peer's process is dead: handle what it had still sent, then end the connection."""
+        while connection.open and self._receive(connection):
+            pass
+        self.drop(connection, why)
+
+    def flush(self) -> None:
+        """Write what was queued in this turn. A peer that is gone, or that does not read, is dropped."""
+        while self._pending:
+            self._flush(self._pending.pop())
+
+    def close(self) -> None:
+        self._loop.unwatch(self._listener.sock.fileno())
+        for connection in list(self._all):
+            self.drop(connection, "the scheduler has ended")
+
+    def _accept(self, _: int) -> None:
+        # A bounded number each time: a flood of connections must not keep the loop from its peers.
+        for _ in range(16):
+            try:
+                sock = self._listener.accept()
+            except OSError as e:
+                print(f"shmsched: cannot accept a connection: {e.strerror}", flush=True)
+                return
+            if sock is None:
+                return
+            peer = Peer(sock)
+            connection = Connection(peer)
+            peer.on_pending = lambda c=connection: self._pending.add(c)  # type: ignore[misc]
+            self._all.add(connection)
+            self._loop.watch(sock.fileno(), READ, lambda events, c=connection: self._ready(c, events))  # type: ignore[misc]
+            try:
+                refuse_other_users(peer.uid)
+            except ProtocolError as e:
+                self.drop(connection, str(e), ErrorCode.PROTOCOL)
+                continue
+            if len(self._all) > self._most:
+                self.drop(connection, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
+                continue
+            self._loop.call_at(time.monotonic() + HELLO_TIMEOUT_S, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
+
+    def _expect_hello(self, connection: Connection) -> None:
+        if connection.handler is None:
+            self.drop(connection, f"no hello came within {HELLO_TIMEOUT_S:g} s", ErrorCode.PROTOCOL)
+
+    def _ready(self, connection: Connection, events: int) -> None:
+        if events & WRITE:
+            self._pending.add(connection)
+        if events & ~WRITE:
+            self._receive(connection)
+
+    def _receive(self, connection: Connection) -> bool:
+        """Read once and handle what came. False if nothing had arrived, or the connection has ended."""
+        try:
+            arrived = connection.peer.read()
+            if arrived is None:
+                self.drop(connection, "the peer closed the connection")
+                return False
+            for message in arrived:
+                if connection.handler is None:
+                    connection.handler = self._greet(connection, _checked(message))
+                else:
+                    connection.handler.handle(message)
+                if not connection.open:
+                    return False
+            return bool(arrived)
+        except ProtocolError as e:
+            self.drop(connection, str(e), ErrorCode.PROTOCOL)
+        except ShmschedError as e:
+            self.drop(connection, str(e), ErrorCode.of(e))
+        return False
+
+    def _flush(self, connection: Connection) -> None:
+        if not connection.open:
+            return
+        try:
+            written = connection.peer.flush()
+        except OSError as e:
+            self.drop(connection, f"the peer is gone: {e.strerror}")
+            return
+        if connection.peer.overfull:
+            self.drop(connection, f"the peer does not read: {connection.peer.outbound_bytes} bytes wait for it")
+        elif written == connection.writing:
+            connection.writing = not written
+            self._loop.change(connection.peer.sock.fileno(), READ if written else READ | WRITE)
+
+
+def _checked(message: Any) -> frames.Hello:
+    """The hello that a connection must begin with. Raises ProtocolError."""
+    if not isinstance(message, frames.Hello) or message.magic != frames.MAGIC:
+        raise ProtocolError("the first frame is not a shmsched hello")
+    if message.major != frames.MAJOR:
+        raise ProtocolError(
+            f"the peer speaks protocol {message.major}.{message.minor}; this daemon speaks {frames.MAJOR}.{frames.MINOR}."
+            " Run the same major version of shmsched on both sides"
+        )
+    return message

@@ -1,0 +1,263 @@
+"""One attached engine: its queues, its slots, and the batch that it runs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from shmsched.daemon.batch_slot import BatchSlot
+from shmsched.daemon.linger import Linger
+from shmsched.daemon.loop import Timer
+from shmsched.daemon.state import Session, SessionState, Step
+from shmsched.errors import ErrorCode
+from shmsched.memory.layouts import BatchSlotLayout, StepStatus
+from shmsched.memory.segment import Segment
+from shmsched.scheduling import SchedulerParams, StepQueues, StepState
+from shmsched.wire import frames
+from shmsched.wire.peer import Peer
+
+if TYPE_CHECKING:
+    from shmsched.daemon.client_link import ClientLink
+    from shmsched.daemon.server import Daemon
+
+RECENT_BATCHES = 256
+
+
+class EngineState(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DEAD = "dead"
+
+
+@dataclass(slots=True)
+class BatchInFlight:
+    """The batch that an engine runs. ``number`` counts within this incarnation of the engine."""
+
+    number: int
+    steps: list[Step]
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """What ``status`` tells of a batch that ended."""
+
+    number: int
+    decodes: int
+    prefill_chunks: int
+    tokens: int
+    seconds: float
+    ended: float
+
+
+class EngineLink:
+    """The scheduler's side of one incarnation of an engine. ``number`` is never used again, not even by its successor."""
+
+    def __init__(
+        self, number: int, peer: Peer, offer: frames.Offer, limits: SchedulerParams, linger_share: float
+    ) -> None:
+        self.number = number
+        self.peer = peer
+        self.offer = offer
+        self.limits = limits
+        self.state = EngineState.STARTING
+        self.since = time.monotonic()
+        self.queues: StepQueues[Step] = StepQueues(limits, exclusive_sessions=True)
+        self.sessions: dict[int, Session] = {}
+        self.batch: BatchInFlight | None = None
+        self.linger = Linger(linger_share)
+        self.linger_timer: Timer | None = None
+        self.hang_up: Callable[[], None] = lambda: None
+        """Ends the engine's connection, and with it the engine."""
+        self.read_and_hang_up: Callable[[str], None] = lambda why: None
+        """The same for an engine whose process is dead, after reading what it had still sent."""
+        self.batches = 0
+        self.steps_run = 0
+        self.tokens_run = 0
+        self.busy_s = 0.0
+        self.stale_answers = 0
+        self.recent: deque[BatchSummary] = deque(maxlen=RECENT_BATCHES)
+        self.segment = Segment.create(BatchSlotLayout(limits.max_batch_size).size, f"engine {offer.spec}")
+        self._slot = BatchSlot(memoryview(self.segment.buffer), limits, offer.vocab_size)
+        self._free_slots = list(range(offer.max_sessions))
+        heapify(self._free_slots)
+        self._arenas: set[ClientLink] = set()
+
+    # --- sessions -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_slot(self) -> bool:
+        return self.state is EngineState.READY and bool(self._free_slots)
+
+    def open(self, session: Session) -> None:
+        """Give the session a slot and have the engine open it."""
+        session.engine = self
+        session.slot = heappop(self._free_slots)
+        session.state = SessionState.OPENING
+        self.sessions[session.slot] = session
+        self.peer.send(frames.OpenSlot(session.slot, session.number, session.options))
+
+    def close(self, session: Session, *, refused: bool = False) -> None:
+        """The session is over. Its slot is free at once: what the engine gets for it next comes after this frame."""
+        if self.sessions.get(session.slot) is not session:
+            return
+        del self.sessions[session.slot]
+        self.linger.forget(session.number)
+        if self.state is not EngineState.DEAD:
+            heappush(self._free_slots, session.slot)
+            if not refused:
+                self.peer.send(frames.CloseSlot(session.slot))
+
+    def forget_client(self, client: ClientLink) -> None:
+        """No later batch names the client. The frame reaches the engine after the last one that does."""
+        if client in self._arenas:
+            self._arenas.discard(client)
+            if self.state is not EngineState.DEAD:
+                self.peer.send(frames.DetachArena(client.number))
+
+    # --- batches --------------------------------------------------------------------------------------------------------
+
+    def may_go(self, now: float) -> bool:
+        """The engine is free, work is queued, and nobody is worth waiting for any longer."""
+        if self.batch is not None or self.state is not EngineState.READY or not len(self.queues):
+            return False
+        return self.queues.ready_decodes >= self.limits.max_decode_sequences or now >= self.linger.deadline()
+
+    def dispatch(self, daemon: Daemon, now: float) -> None:
+        """Form a batch and hand it to the engine."""
+        self.linger.gave_up(now)
+        steps = self.queues.take()
+        if not steps:
+            return
+        for step in steps:
+            client = step.session.client
+            if step.raw_rows and client not in self._arenas and client.arena is not None:
+                self._arenas.add(client)
+                self.peer.send(frames.AttachArena(client.number, client.arena.size), client.arena.fd)
+        self.batches += 1
+        self.batch = BatchInFlight(self.batches, steps, now)
+        daemon.settling.ledger.dispatch(steps)
+        self._slot.write(self.batches, steps)
+        self.peer.send(frames.Work(self.batches, 0))
+
+    def done(self, message: frames.Done, daemon: Daemon) -> None:
+        """Settle a batch by its results. An answer for another batch than the one in flight is counted and ignored."""
+        batch = self._end_batch(message.batch)
+        if batch is None:
+            return
+        try:
+            results = self._slot.read(batch.steps)
+            if len(message.messages) != results.statuses.count(StepStatus.FAILED):
+                raise ValueError(
+                    f"{len(message.messages)} messages came for {results.statuses.count(StepStatus.FAILED)} failed steps"
+                )
+        except ValueError as e:
+            self._lose_batch(
+                batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
+            )
+            return
+        messages = iter(message.messages)
+        at = 0
+        came: list[int] = []
+        deferred: list[Step] = []
+        for step, status in zip(batch.steps, results.statuses, strict=True):
+            n = step.n_rows if step.sampled else 0
+            if status == StepStatus.DONE:
+                if daemon.settling.complete(step, results.ids[at : at + n], results.logprobs[at : at + n]):
+                    if step.n_rows:
+                        came.append(step.session.number)
+                else:
+                    step.session.client.return_rows(step)
+            elif status == StepStatus.DEFERRED:
+                deferred.append(step)
+            else:
+                self._fail_step(step, next(messages), daemon)
+            at += n
+        self._finish(batch, came)
+        self._requeue(deferred, len(batch.steps), daemon)
+
+    def batch_failed(self, message: frames.BatchFailed, daemon: Daemon) -> None:
+        """The engine raised: the batch's steps fail and its sessions are lost."""
+        batch = self._end_batch(message.batch)
+        if batch is not None:
+            self._lose_batch(batch, f"engine {self.offer.spec} (pid {self.peer.pid}) raised {message.message}", daemon)
+
+    def _end_batch(self, number: int) -> BatchInFlight | None:
+        batch = self.batch
+        if batch is None or batch.number != number:
+            self.stale_answers += 1
+            return None
+        self.batch = None
+        return batch
+
+    def _finish(self, batch: BatchInFlight, came: list[int]) -> None:
+        now = time.monotonic()
+        seconds = now - batch.started
+        n_tokens = sum([step.n_tokens for step in batch.steps])
+        decodes = sum([step.n_tokens == 1 for step in batch.steps])
+        self.steps_run += len(batch.steps)
+        self.tokens_run += n_tokens
+        self.busy_s += seconds
+        self.recent.append(
+            BatchSummary(batch.number, decodes, len(batch.steps) - decodes, n_tokens, seconds, time.time())
+        )
+        self.linger.batch_ended(now, seconds, came)
+
+    def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:
+        if step.state is StepState.IN_FLIGHT:
+            session = step.session
+            daemon.settling.fail_from(session, step.number, step.position, ErrorCode.STEP_FAILED, message)
+        step.session.client.return_rows(step)
+
+    def _requeue(self, deferred: list[Step], of: int, daemon: Daemon) -> None:
+        """Deferred steps go back to the front, the last one first, so that they keep their order."""
+        for step in reversed(deferred):
+            if daemon.settling.ledger.requeue(step):
+                self.queues.push_front(step)
+            else:
+                step.session.client.return_rows(step)
+        if len(deferred) == of and self.sessions:
+            # Nothing ran, so nothing will make room by itself: without this the same batch would go round for ever.
+            youngest = max(self.sessions.values(), key=lambda s: s.number)
+            daemon.lose_session(
+                youngest,
+                ErrorCode.SESSION_LOST,
+                f"engine {self.offer.spec} deferred everything; session {youngest.client_id}, the youngest, made room",
+            )
+
+    def _lose_batch(self, batch: BatchInFlight, message: str, daemon: Daemon) -> None:
+        self._finish(batch, [])
+        sessions = {step.session.number: step.session for step in batch.steps}
+        for step in batch.steps:
+            if step.state is StepState.IN_FLIGHT:
+                daemon.settling.fail_from(step.session, step.number, step.position, ErrorCode.ENGINE_ERROR, message)
+            step.session.client.return_rows(step)
+        for session in sessions.values():
+            daemon.lose_session(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+
+    # --- death ----------------------------------------------------------------------------------------------------------
+
+    def abandon(self, code: ErrorCode, message: str, daemon: Daemon) -> None:
+        """The engine is as good as dead: settle everything it held. Rows in flight stay held until ``buried``."""
+        self.state = EngineState.DEAD
+        if self.batch is not None:
+            for step in self.batch.steps:
+                if step.state is StepState.IN_FLIGHT:
+                    daemon.settling.fail_from(step.session, step.number, step.position, code, message)
+        for session in list(self.sessions.values()):
+            daemon.lose_session(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+        if self.linger_timer is not None:
+            self.linger_timer.cancel()
+
+    def buried(self) -> None:
+        """The engine's process has ended: nobody writes into the rows of its last batch any more."""
+        batch, self.batch = self.batch, None
+        for step in batch.steps if batch is not None else ():
+            step.session.client.return_rows(step)
+        self._arenas.clear()
+        self.segment.close_descriptor()

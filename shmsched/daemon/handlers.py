@@ -1,0 +1,114 @@
+"""What each role may say, and what it means: clients, engines, and those who ask for status or a stop."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.connections import Connection
+from shmsched.daemon.engine_link import EngineLink, EngineState
+from shmsched.daemon.loop import READ
+from shmsched.daemon.status import status_document
+from shmsched.errors import ProtocolError
+from shmsched.wire import frames
+
+if TYPE_CHECKING:
+    from shmsched.daemon.server import Daemon
+
+
+class ClientHandler:
+    """A client's connection. It ends with the socket or with the process, whichever is seen first."""
+
+    def __init__(self, daemon: Daemon, connection: Connection, link: ClientLink) -> None:
+        self._daemon = daemon
+        self._link = link
+        # A child that inherited the socket by fork keeps it open, and would hide the end of file of a client that died.
+        try:
+            self._pidfd = os.pidfd_open(connection.peer.pid)
+        except ProcessLookupError as e:
+            raise ProtocolError(f"the client process {connection.peer.pid} has ended") from e
+        daemon.loop.watch(
+            self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
+        )
+
+    def handle(self, message: Any) -> None:
+        daemon, link = self._daemon, self._link
+        match message:
+            case frames.Submit():
+                link.submit(message, daemon)
+            case frames.Cancel():
+                link.cancel(message, daemon)
+            case frames.OpenSession():
+                daemon.open_session(link, message)
+            case frames.CloseSession(session):
+                daemon.close_session(link, session)
+            case frames.OpenArena(size):
+                daemon.open_arena(link, size)
+            case _:
+                raise ProtocolError(f"a client sent a {type(message).__name__} frame")
+
+    def lost(self, why: str) -> None:
+        self._daemon.loop.unwatch(self._pidfd)
+        os.close(self._pidfd)
+        self._daemon.client_gone(self._link)
+
+
+class EngineHandler:
+    """An engine's connection: first its offer, then whether it started, then answers."""
+
+    def __init__(self, daemon: Daemon, connection: Connection) -> None:
+        self._daemon = daemon
+        self._connection = connection
+        self._link: EngineLink | None = None
+
+    def handle(self, message: Any) -> None:
+        link = self._link
+        if link is None:
+            if not isinstance(message, frames.Offer):
+                raise ProtocolError(f"an engine sent {type(message).__name__} before its offer")
+            self._link = self._daemon.engine_offered(self._connection, message)
+            return
+        match message:
+            case frames.Ready():
+                self._daemon.engine_ready(link)
+            case frames.StartFailed(reason):
+                self._daemon.log(f"engine {link.offer.spec} (pid {link.peer.pid}) did not start: {reason}")
+            case frames.SlotOpened(slot, number):
+                self._daemon.slot_opened(link, slot, number)
+            case frames.SlotRefused():
+                self._daemon.slot_refused(link, message)
+            case frames.Done():
+                link.done(message, self._daemon)
+                self._daemon.touched_engines.add(link)
+            case frames.BatchFailed():
+                link.batch_failed(message, self._daemon)
+                self._daemon.touched_engines.add(link)
+            case _:
+                raise ProtocolError(f"an engine sent a {type(message).__name__} frame")
+
+    def lost(self, why: str) -> None:
+        if self._link is not None and self._link.state is not EngineState.DEAD:
+            self._daemon.engine_lost(self._link, why)
+
+
+class ControlHandler:
+    """``shmsched status`` and ``shmsched stop``."""
+
+    def __init__(self, daemon: Daemon, connection: Connection) -> None:
+        self._daemon = daemon
+        self._connection = connection
+
+    def handle(self, message: Any) -> None:
+        match message:
+            case frames.AskStatus(batches):
+                self._connection.peer.send(frames.Status(status_document(self._daemon, batches)))
+            case frames.Stop(drain_s):
+                drain = self._daemon.config.drain_timeout_s if drain_s < 0 else drain_s
+                self._connection.peer.send(frames.Stopping(drain))
+                self._daemon.stop(drain)
+            case _:
+                raise ProtocolError(f"a control connection sent a {type(message).__name__} frame")
+
+    def lost(self, why: str) -> None:
+        pass

@@ -1,0 +1,114 @@
+"""The daemon's event loop: one thread, readiness and timers. Nothing in it blocks."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+READ = select.EPOLLIN | select.EPOLLRDHUP
+WRITE = select.EPOLLOUT
+Callback = Callable[[], None]
+
+_FINE_S = 0.02
+
+
+class Timer:
+    """A call to come. Cancelling one that has fired does nothing."""
+
+    __slots__ = ("_callback", "when")
+
+    def __init__(self, when: float, callback: Callback) -> None:
+        self.when = when
+        self._callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class EventLoop:
+    """Calls back for descriptors that are ready, timers that are due, and work that other threads post.
+
+    ``after_turn`` runs once after each round of callbacks, so that what they caused (batches, frames) is done once for all
+    of them and not for each.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._posted: deque[Callback] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._running = True
+        self.after_turn: Callback = lambda: None
+        self.watch(self._wake_fd, READ, self._woken)
+
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+        """Call ``callback(events)`` while ``fd`` is ready."""
+        self._epoll.register(fd, events)
+        self._callbacks[fd] = callback
+
+    def change(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        del self._callbacks[fd]
+        self._epoll.unregister(fd)
+
+    def call_at(self, when: float, callback: Callback) -> Timer:
+        """Call ``callback`` at ``when``, in seconds of ``time.monotonic()``."""
+        timer = Timer(when, callback)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def post(self, callback: Callback) -> None:
+        """Have the loop's thread call ``callback`` soon. May be called from any thread."""
+        self._posted.append(callback)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def stop(self) -> None:
+        self._running = False
+
+    def run(self) -> None:
+        """Turn until ``stop``."""
+        while self._running:
+            for fd, events in self._wait():
+                # One callback may unwatch what a later one of the same round was for.
+                callback = self._callbacks.get(fd)
+                if callback is not None:
+                    callback(events)
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                heapq.heappop(self._timers)[2].fire()
+            self.after_turn()
+
+    def close(self) -> None:
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def _wait(self) -> list[tuple[int, int]]:
+        while self._timers and self._timers[0][2]._callback is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return self._epoll.poll()
+        timeout = max(0.0, self._timers[0][0] - time.monotonic())
+        if 0.0 < timeout < _FINE_S:
+            # epoll rounds its time-out up to whole milliseconds; select on the epoll descriptor keeps the microseconds.
+            select.select([self._epoll], [], [], timeout)
+            timeout = 0.0
+        return self._epoll.poll(timeout)
+
+    def _woken(self, _: int) -> None:
+        os.eventfd_read(self._wake_fd)
+        while self._posted:
+            self._posted.popleft()()

@@ -1,0 +1,101 @@
+"""Which engine a new session goes to, and who waits for a slot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from shmsched.daemon.engine_link import EngineLink, EngineState
+from shmsched.daemon.state import Session, SessionState
+from shmsched.errors import ErrorCode
+
+
+class NoPlace(Exception):
+    """The session cannot be opened now, and waiting was not asked for or would not help."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Placement:
+    """New sessions go to the least loaded engine of their model; without a free slot they wait in order of arrival.
+
+    Engines of one model are interchangeable for a new session. Once open, a session stays with its engine.
+    """
+
+    def __init__(self, engines: Callable[[], Iterable[EngineLink]], engines_expected: Callable[[], int]) -> None:
+        """``engines``: those attached. ``engines_expected``: how many are being started, whose model is not known yet."""
+        self._engines = engines
+        self._engines_expected = engines_expected
+        self._waiting: OrderedDict[int, Session] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def place(self, session: Session, block: bool) -> None:
+        """Open the session, or let it wait. Raises NoPlace."""
+        engine = self._choose(session)
+        if engine is not None:
+            engine.open(session)
+        elif not block:
+            raise NoPlace(
+                ErrorCode.FULL,
+                f"every session slot of {self._label(session.model)} is taken: {self._slots(session.model)}",
+            )
+        else:
+            self._waiting[session.number] = session
+
+    def serve_waiting(self) -> list[tuple[Session, NoPlace]]:
+        """Open what can be opened now. Returns those that need not wait any longer because no engine is left to come."""
+        hopeless = []
+        full: set[str] = set()
+        for session in list(self._waiting.values()):
+            if session.model in full:
+                continue
+            try:
+                engine = self._choose(session)
+            except NoPlace as e:
+                del self._waiting[session.number]
+                hopeless.append((session, e))
+                continue
+            if engine is None:
+                full.add(session.model)
+                continue
+            del self._waiting[session.number]
+            engine.open(session)
+        return hopeless
+
+    def forget(self, session: Session) -> None:
+        self._waiting.pop(session.number, None)
+
+    def take_waiting(self) -> list[Session]:
+        """Everybody who waits, who from now on does not."""
+        sessions = list(self._waiting.values())
+        self._waiting.clear()
+        return sessions
+
+    def _choose(self, session: Session) -> EngineLink | None:
+        """The engine for the session, or None if one may have room later. Raises NoPlace."""
+        assert session.state is SessionState.WAITING
+        alive = [e for e in self._engines() if e.state is not EngineState.DEAD]
+        if not session.model and len({e.offer.model for e in alive}) > 1:
+            names = ", ".join(sorted({e.offer.model for e in alive}))
+            raise NoPlace(ErrorCode.INVALID_REQUEST, f"this daemon serves several models; name one of {names}")
+        able = [e for e in alive if not session.model or e.offer.model == session.model]
+        if not able and not self._engines_expected():
+            served = ", ".join(sorted({e.offer.model for e in alive})) or "none"
+            raise NoPlace(
+                ErrorCode.NO_ENGINE, f"no engine serves {self._label(session.model)}; models served: {served}"
+            )
+        free = [e for e in able if e.has_slot]
+        return min(free, key=lambda e: (len(e.sessions), len(e.queues)), default=None)
+
+    def _label(self, model: str) -> str:
+        return f"model {model!r}" if model else "this daemon"
+
+    def _slots(self, model: str) -> str:
+        able = [e for e in self._engines() if e.state is EngineState.READY and model in ("", e.offer.model)]
+        return f"{sum(len(e.sessions) for e in able)} of {sum(e.offer.max_sessions for e in able)} in use"

@@ -1,0 +1,68 @@
+"""The one place where steps end: whoever takes a step out of the ledger answers its client."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shmsched.daemon.state import Session, Step
+from shmsched.errors import ErrorCode
+from shmsched.scheduling import Ledger, StepState
+
+if TYPE_CHECKING:
+    from shmsched.daemon.client_link import ClientLink
+
+
+class Settling:
+    """Completes, fails and cancels steps: ledger, queue, session and client, in that order, each once."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+
+    def complete(self, step: Step, ids: list[int], logprobs: list[float]) -> bool:
+        """The engine answered. False if the step was settled before: its answer goes nowhere."""
+        if not self.ledger.complete(step):
+            return False
+        session = step.session
+        del session.outstanding[step.number]
+        session.client.completed(step, ids, logprobs)
+        return True
+
+    def fail_from(self, session: Session, first: int, position: int, code: ErrorCode, message: str) -> int:
+        """Settle every outstanding step of the session from step number ``first`` on. Returns how many.
+
+        The later ones go too: they were meant to follow a step that did not happen. The session's next position is at most
+        ``position``.
+        """
+        steps = []
+        for number in reversed(session.outstanding):
+            if number < first:
+                break
+            steps.append(session.outstanding[number])
+        session.next_position = min(session.next_position, position)
+        self._settle(reversed(steps), code, message)
+        return len(steps)
+
+    def fail_session(self, session: Session, code: ErrorCode, message: str) -> None:
+        """Settle everything outstanding in the session."""
+        self.fail_from(session, 0, session.next_position, code, message)
+
+    def _settle(self, steps: Iterable[Step], code: ErrorCode, message: str) -> None:
+        by_client = code in (ErrorCode.CANCELLED, ErrorCode.SESSION_CLOSED)
+        settle = self.ledger.cancel if by_client else self.ledger.fail
+        told: dict[tuple[ClientLink, bool], list[int]] = defaultdict(list)
+        for step in steps:
+            session = step.session
+            was_queued = step.state is StepState.QUEUED
+            if not settle(step):
+                continue
+            del session.outstanding[step.number]
+            if was_queued and session.engine is not None:
+                session.engine.queues.remove(step)
+            # An engine may still write into the rows of a step in flight, whatever became of the step.
+            rows_held = step.raw_rows > 0 and not was_queued
+            session.client.settled_without_answer(step)
+            told[session.client, rows_held].append(step.request)
+        for (client, rows_held), requests in told.items():
+            client.tell_failed(code, message, requests, rows_held)

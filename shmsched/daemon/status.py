@@ -1,0 +1,98 @@
+"""What ``status`` shows: everything that the daemon counts, as a JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.supervisor import Worker
+from shmsched.scheduling import SchedulerParams
+
+if TYPE_CHECKING:
+    from shmsched.daemon.server import Daemon
+
+
+def status_document(daemon: Daemon, batches: int) -> bytes:
+    """``batches``: how many of each engine's last batches to include."""
+    now = time.monotonic()
+    counts = daemon.settling.ledger.counts()
+    document = {
+        "state": "stopping" if daemon.stopping else "running",
+        "pid": os.getpid(),
+        "socket": str(daemon.config.socket),
+        "uptime_s": round(now - daemon.started, 3),
+        "limits": _limits(daemon.config.params),
+        "ledger": {**asdict(counts), "balanced": counts.balanced},
+        "waiting_sessions": daemon.placement.waiting,
+        "shared_memory": {"used_bytes": daemon.budget.used, "limit_bytes": daemon.budget.limit},
+        "clients": [_client(link) for link in daemon.clients.values()],
+        "engines": [_engine(link, now, batches) for link in daemon.engines.values()],
+        "workers": [_worker(worker) for worker in daemon.supervisor.workers],
+    }
+    return json.dumps(document).encode()
+
+
+def _limits(params: SchedulerParams) -> dict[str, int]:
+    return {
+        "max_decode_sequences": params.max_decode_sequences,
+        "max_prefill_chunk_size": params.max_prefill_chunk_size,
+        "max_batch_size": params.max_batch_size,
+    }
+
+
+def _client(link: ClientLink) -> dict[str, Any]:
+    return {
+        "client": link.number,
+        "pid": link.peer.pid,
+        "sessions": len(link.sessions),
+        "outstanding": link.outstanding,
+        "arena_bytes": link.arena.size if link.arena else 0,
+        "unsent_bytes": link.peer.outbound_bytes,
+    }
+
+
+def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
+    in_flight = None
+    if link.batch is not None:
+        in_flight = {
+            "batch": link.batch.number,
+            "steps": len(link.batch.steps),
+            "sessions": [step.session.number for step in link.batch.steps],
+            "for_s": round(now - link.batch.started, 6),
+        }
+    recent = list(link.recent)[-batches:] if batches else []
+    return {
+        "engine": link.number,
+        "spec": link.offer.spec,
+        "model": link.offer.model,
+        "pid": link.peer.pid,
+        "state": link.state.value,
+        "vocab_size": link.offer.vocab_size,
+        "limits": _limits(link.limits),
+        "sessions": len(link.sessions),
+        "max_sessions": link.offer.max_sessions,
+        "queued": len(link.queues),
+        "batches": link.batches,
+        "steps": link.steps_run,
+        "tokens": link.tokens_run,
+        "busy_s": round(link.busy_s, 6),
+        "mean_step_s": round(link.linger.mean_step_s, 6),
+        "stale_answers": link.stale_answers,
+        "in_flight": in_flight,
+        "recent_batches": [asdict(summary) for summary in recent],
+    }
+
+
+def _worker(worker: Worker) -> dict[str, Any]:
+    return {
+        "spec": worker.spec,
+        "state": worker.state.value,
+        "pid": worker.process.pid if worker.process else None,
+        "restarts": worker.restarts,
+        "last_exit": worker.last_exit,
+    }

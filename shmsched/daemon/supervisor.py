@@ -1,0 +1,174 @@
+"""The engine processes that the daemon spawns: started, watched, reaped, started again."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from shmsched.daemon.config import DaemonConfig
+from shmsched.daemon.loop import READ, EventLoop
+
+if TYPE_CHECKING:
+    from shmsched.daemon.engine_link import EngineLink
+
+FIRST_BACKOFF_S = 0.25
+LONGEST_BACKOFF_S = 30.0
+
+
+class WorkerState(Enum):
+    STARTING = "starting"
+    ATTACHED = "attached"
+    WAITING = "waiting to be restarted"
+    GIVEN_UP = "given up"
+    """It never came up: starting it again would fail the same way."""
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One engine process to keep running, over all its incarnations."""
+
+    spec: str
+    python: str
+    env: Mapping[str, str]
+    state: WorkerState = WorkerState.STARTING
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    link: EngineLink | None = None
+    was_ready: bool = False
+    failures: int = 0
+    """Deaths since a batch last completed."""
+    restarts: int = 0
+    last_exit: str = ""
+    started: float = field(default_factory=time.monotonic)
+
+
+class Supervisor:
+    """Keeps the workers running. ``died(worker)`` is called once for each process, after it was reaped."""
+
+    def __init__(self, config: DaemonConfig, loop: EventLoop, died: Callable[[Worker], None]) -> None:
+        self._config = config
+        self._loop = loop
+        self._died = died
+        self._ending = False
+        self.workers = [
+            Worker(engine.spec, engine.python or sys.executable, engine.env_of(copy))
+            for engine in config.engines
+            for copy in range(engine.copies)
+        ]
+        # One thread for the daemon's whole life: a child's parent-death signal is tied to the thread that made it.
+        self._to_spawn: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        threading.Thread(target=self._spawn_all, name="shmsched-spawn", daemon=True).start()
+
+    def start(self) -> None:
+        for worker in self.workers:
+            self._to_spawn.put(worker)
+
+    @property
+    def coming(self) -> int:
+        """Workers whose engine is not attached but may be soon."""
+        return sum(w.link is None and w.state in (WorkerState.STARTING, WorkerState.WAITING) for w in self.workers)
+
+    def worker_of(self, pid: int) -> Worker | None:
+        return next((w for w in self.workers if w.process is not None and w.process.pid == pid), None)
+
+    def attached(self, worker: Worker, link: EngineLink) -> None:
+        worker.link = link
+        worker.state = WorkerState.ATTACHED
+
+    def kill(self, worker: Worker) -> None:
+        """End the worker's process at once; ``died`` follows."""
+        if worker.pidfd >= 0:
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+
+    def end(self, grace_s: float, ended: Callable[[], None]) -> None:
+        """No more restarts. Engines end by the end of their connections; what still runs after ``grace_s`` is killed."""
+        self._ending = True
+        self._ended = ended
+        for worker in self.workers:
+            if worker.process is None:
+                worker.state = WorkerState.ENDED
+        self._loop.call_at(time.monotonic() + grace_s, self._kill_all)
+        self._check_ended()
+
+    def _kill_all(self) -> None:
+        for worker in self.workers:
+            self.kill(worker)
+
+    def _check_ended(self) -> None:
+        if self._ending and all(w.process is None for w in self.workers):
+            self._ended()
+
+    def _spawn_all(self) -> None:
+        while True:
+            worker = self._to_spawn.get()
+            try:
+                process = self._spawn(worker)
+            except OSError as e:
+                message = f"cannot run {worker.python}: {e.strerror}"
+                self._loop.post(lambda w=worker, m=message: self._not_spawned(w, m))  # type: ignore[misc]
+                continue
+            self._loop.post(lambda w=worker, p=process: self._spawned(w, p))  # type: ignore[misc]
+
+    def _spawn(self, worker: Worker) -> subprocess.Popen[bytes]:
+        command = [worker.python, "-m", "shmsched.engine", worker.spec]
+        command += ["--socket", str(self._config.socket), "--parent", str(os.getpid())]
+        # Standard output is the daemon's own, for its ready line; a session of its own keeps a terminal's Ctrl-C away.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env={**os.environ, **worker.env},
+            start_new_session=True,
+        )
+
+    def _not_spawned(self, worker: Worker, message: str) -> None:
+        worker.last_exit = message
+        worker.state = WorkerState.GIVEN_UP
+        self._died(worker)
+        self._check_ended()
+
+    def _spawned(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
+        worker.process = process
+        worker.started = time.monotonic()
+        worker.pidfd = os.pidfd_open(process.pid)
+        self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
+        if self._ending:
+            self.kill(worker)
+
+    def _exited(self, worker: Worker) -> None:
+        assert worker.process is not None
+        self._loop.unwatch(worker.pidfd)
+        os.close(worker.pidfd)
+        worker.pidfd = -1
+        status = worker.process.wait()
+        worker.last_exit = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        worker.process = None
+        completed = worker.link is not None and worker.link.steps_run > 0
+        worker.failures = 1 if completed else worker.failures + 1
+        if self._ending:
+            worker.state = WorkerState.ENDED
+        elif not worker.was_ready:
+            worker.state = WorkerState.GIVEN_UP
+        else:
+            worker.state = WorkerState.WAITING
+            worker.restarts += 1
+            delay = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (worker.failures - 1))
+            self._loop.call_at(time.monotonic() + delay, lambda: self._restart(worker))
+        self._died(worker)
+        worker.link = None
+        self._check_ended()
+
+    def _restart(self, worker: Worker) -> None:
+        if not self._ending:
+            worker.state = WorkerState.STARTING
+            self._to_spawn.put(worker)
