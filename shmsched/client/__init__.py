@@ -1,0 +1,10 @@
+"""The client library."""
+
+from shmsched.client.client import Client
+from shmsched.client.control import Control
+from shmsched.client.futures import StepFuture
+from shmsched.client.launch import Cluster, launch
+from shmsched.client.models import Model, Tokenizer
+from shmsched.client.session import Session
+
+__all__ = ["Client", "Cluster", "Control", "Model", "Session", "StepFuture", "Tokenizer", "launch"]

@@ -1,0 +1,398 @@
+"""The client: a connection to a daemon, its sessions, and the thread that settles futures."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from shmsched.client.channel import Channel, Submission
+from shmsched.client.futures import StepFuture
+from shmsched.client.leases import ClientArena
+from shmsched.client.models import Model
+from shmsched.client.session import Session, closed_error
+from shmsched.client.tokens import as_tokens
+from shmsched.errors import (
+    ClientClosed,
+    ErrorCode,
+    Full,
+    InvalidRequest,
+    ProtocolError,
+    SchedulerDied,
+    SchedulerStopped,
+    SchedulerUnreachable,
+    ShmschedError,
+    Unsupported,
+    UsedAfterFork,
+)
+from shmsched.memory.layouts import LOGIT, ClientLayout
+from shmsched.memory.segment import Segment
+from shmsched.steps import OutputRows, Request, RequestParams, SamplingParams, Tokens
+from shmsched.wire import frames
+from shmsched.wire.link import Link
+from shmsched.wire.listener import default_socket
+
+HANDSHAKE_S = 10.0
+LEAST_ARENA = 64 << 20
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class Client:
+    """A connection to a daemon, with sessions and futures. Thread-safe; close it, or use it in a ``with`` block.
+
+    socket: the daemon's socket; None for ``$SHMSCHED_SOCKET`` or the user's default.
+    wait: seconds to wait for a daemon that is still starting.
+    arena_bytes: shared memory for raw logits, made at the first raw step. None: room for one step of the largest chunk with
+        all its rows and 64 rows more, at least 64 MiB, at most what the daemon allows.
+
+    Raises SchedulerUnreachable if no daemon answers, ProtocolError if it speaks another protocol. After SchedulerDied it
+    never reconnects by itself: what the sessions held is gone, and only the caller knows what to do about it.
+    """
+
+    def __init__(
+        self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
+    ) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._stopping = False
+        self._arena_bytes = arena_bytes
+        self._arena_answer: Future[Segment] | None = None
+        self._models: dict[str, Model] = {}
+        self._sessions: dict[int, Session] = {}
+        self._opening: dict[int, Future[frames.SessionOpened]] = {}
+        self._next_session = 1
+        self._socket = os.fspath(socket or default_socket())
+        self._link = Link.connect(self._socket, frames.Role.CLIENT, wait)
+        try:
+            self._channel = self._shake_hands()
+        except BaseException:
+            self._link.close()
+            raise
+        self._receiver = threading.Thread(target=self._receive, name="shmsched-receiver", daemon=True)
+        self._channel.receiver = self._receiver
+        self._receiver.start()
+        _clients.add(self)
+
+    def _shake_hands(self) -> Channel:
+        deadline = time.monotonic() + HANDSHAKE_S
+        while (left := deadline - time.monotonic()) > 0:
+            arrived = self._link.receive(left)
+            if arrived is None:
+                raise SchedulerUnreachable(f"the daemon at {self._socket} closed the connection during the greeting")
+            channel = None
+            for message in arrived:
+                if isinstance(message, frames.Welcome):
+                    layout = ClientLayout(message.ring_tokens, message.records, message.results)
+                    segment = Segment(self._link.descriptor(), layout.size)
+                    segment.close_descriptor()
+                    self.daemon_pid = message.daemon_pid
+                    channel = Channel(self._link, message, segment)
+                elif isinstance(message, frames.Model):
+                    self._models[message.model] = Model.of(message)
+                elif isinstance(message, frames.Refused):
+                    raise ErrorCode(message.code).error(message.message)
+                elif channel is None:
+                    raise ProtocolError(f"the daemon began with a {type(message).__name__} frame")
+            if channel is not None:
+                return channel
+        raise SchedulerUnreachable(f"the daemon at {self._socket} did not greet within {HANDSHAKE_S:g} s")
+
+    # --- what it offers -------------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """The models that are served now, by name."""
+        self._check_usable()
+        return MappingProxyType(dict(self._models))
+
+    def open_session(
+        self,
+        *,
+        model: str | None = None,
+        options: bytes = b"",
+        seed: int | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> Session:
+        """Open a session on the least loaded engine of ``model`` (None: the only one that is served).
+
+        options: bytes for the engine's ``open_session``, at most 65,536. seed: what sampling uses where a step names none;
+        None draws one. Without a free slot this waits, up to ``timeout`` seconds, or raises Full with ``block=False``.
+        Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SchedulerStopped, SchedulerDied.
+        """
+        self._check_usable()
+        if not isinstance(options, bytes) or len(options) > 65536:
+            raise InvalidRequest(
+                f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
+            )
+        if block and threading.current_thread() is self._receiver:
+            raise Full("a future's callback cannot wait for a session; open it with block=False from another thread")
+        answer: Future[frames.SessionOpened] = Future()
+        with self._channel.lock:
+            self._check_usable()
+            session_id, self._next_session = self._next_session, self._next_session + 1
+            self._opening[session_id] = answer
+            self._link.send(frames.OpenSession(session_id, block, model or "", options))
+        try:
+            opened = answer.result(timeout)
+        except TimeoutError:
+            with self._channel.lock:
+                self._opening.pop(session_id, None)
+                self._link.send(frames.CloseSession(session_id))
+            what = f"model {model!r}" if model else "the daemon"
+            raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
+        session = self._sessions[session_id]
+        assert session.engine == opened.engine
+        if seed is not None:
+            session.seed = SamplingParams(seed=seed).seed or 0
+        return session
+
+    def submit(self, request: Request, *, block: bool = True, block_timeout: float | None = None) -> StepFuture:
+        """Submit one step as it stands, for those who keep positions themselves. It is never split.
+
+        ``request.session_id`` is ``session.session_id`` of a session of this client. Raises InvalidRequest if the
+        request id is outstanding or the step can never run, and what ``Session.submit`` raises.
+        """
+        self._check_usable()
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise closed_error(request.session_id)
+        tokens = as_tokens(request.tokens, session.vocab_size)
+        chunk = session.model.max_prefill_chunk_size
+        if len(tokens) > chunk:
+            raise InvalidRequest(f"request {request.request_id} has {len(tokens)} tokens; a step has at most {chunk}")
+        params = request.params
+        with self._channel.lock:
+            if self._channel.id_is_outstanding(request.request_id):
+                raise InvalidRequest(f"request {request.request_id} is still outstanding; ids may repeat once settled")
+            if params.sampling is None:
+                self._ensure_arena()
+            return self._send(
+                Submission(session, request.request_id, [tokens], params.position, params, session.seed),
+                block,
+                block_timeout,
+            )
+
+    def close(self) -> None:
+        """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
+        if self._pid != os.getpid() or self._closed:
+            return
+        self._closed = True
+        self._end(ClientClosed("the client was closed"))
+        self._link.shutdown()
+        if threading.current_thread() is not self._receiver:
+            self._receiver.join()
+            self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what its sessions ask of it ------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        session: Session,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        output_rows: OutputRows,
+        block: bool,
+        timeout: float | None,
+    ) -> StepFuture:
+        self._check_usable()
+        array = as_tokens(tokens, session.vocab_size)
+        size = session.model.max_prefill_chunk_size
+        if output_rows is OutputRows.ALL and len(array) > size:
+            raise InvalidRequest(f"output_rows=ALL with {len(array)} tokens; they must fit one chunk of {size}")
+        chunks = [array[i : i + size] for i in range(0, len(array), size)] if len(array) > size else [array]
+        with self._channel.lock:
+            if sampling is None and output_rows is not OutputRows.NONE:
+                self._ensure_arena()
+            start = session._position if position is None else position
+            params = RequestParams(start, sampling, output_rows)
+            request_id = self._channel.next_request_id()
+            return self._send(Submission(session, request_id, chunks, start, params, session.seed), block, timeout)
+
+    def _send(self, submission: Submission, block: bool, timeout: float | None) -> StepFuture:
+        session, start = submission.session, submission.position
+        self._check_usable()
+        session.check_open()
+        end = start + submission.n_tokens
+        most = session.model.info.max_session_tokens
+        if not isinstance(start, int) or start < 0 or start > session._position:
+            raise InvalidRequest(
+                f"position {start!r} in session {session.session_id}; it goes on at {session._position}, or below to rewind"
+            )
+        if end > most:
+            raise InvalidRequest(
+                f"session {session.session_id} would hold {end} tokens; {session.model.info.model} takes at most {most}"
+            )
+        if start < session._position and not session.supports_rewind:
+            raise Unsupported(
+                f"position {start} rewinds session {session.session_id} from {session._position};"
+                f" model {session.model.info.model!r} cannot rewind"
+            )
+        self._channel.check_fits(submission)
+        future = self._channel.submit(submission, block, timeout)
+        session.submitted(future.first_request, start, end)
+        return future
+
+    def _close_session(self, session: Session) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._channel.lock:
+            if session.ended is None:
+                session.ended = closed_error(session.session_id)
+                self._sessions.pop(session.session_id, None)
+                if self._channel.dead is None:
+                    try:
+                        self._link.send(frames.CloseSession(session.session_id))
+                    except SchedulerDied:
+                        # The receiver sees the same and settles everything; closing has nothing left to do.
+                        pass
+
+    def _ensure_arena(self) -> None:
+        """Have an arena. Held lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
+        if self._channel.arena is not None:
+            return
+        if self._arena_answer is None:
+            if threading.current_thread() is self._receiver:
+                raise Full("a future's callback cannot wait for the logits arena; make the first raw step elsewhere")
+            self._arena_answer = Future()
+            self._link.send(frames.OpenArena(self._arena_size()))
+        answer = self._arena_answer
+        self._channel.lock.release()
+        try:
+            segment = answer.result()
+        except ShmschedError:
+            self._arena_answer = None
+            raise
+        finally:
+            self._channel.lock.acquire()
+        if self._channel.arena is None:
+            self._channel.arena = ClientArena(segment)
+
+    def _arena_size(self) -> int:
+        most = self._channel.max_arena
+        if self._arena_bytes is not None:
+            if not 0 < self._arena_bytes <= most:
+                raise InvalidRequest(f"arena_bytes is {self._arena_bytes}; the daemon allows 1 to {most}")
+            return self._arena_bytes
+        rows = max(((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._models.values()), default=0)
+        return min(most, max(LEAST_ARENA, rows * LOGIT.itemsize))
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise UsedAfterFork(
+                f"this client was made in process {self._pid}; make a new Client in this one ({os.getpid()})"
+            )
+        if self._closed:
+            raise ClientClosed("the client was closed; make another one")
+        if self._channel.dead is not None:
+            raise type(self._channel.dead)(str(self._channel.dead))
+
+    # --- what it is told ------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        error: ShmschedError
+        try:
+            while (arrived := self._link.receive()) is not None:
+                for message in arrived:
+                    self._handle(message)
+        except ShmschedError as e:
+            error = e
+        else:
+            if self._stopping:
+                error = SchedulerStopped(f"the scheduler (pid {self.daemon_pid}) has stopped")
+            else:
+                error = SchedulerDied(f"the scheduler (pid {self.daemon_pid}) ended without a word; make a new client")
+        self._end(error)
+        if self._closed:
+            self._link.close()
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case frames.Completions():
+                self._channel.completions(message)
+            case frames.Failed():
+                self._channel.failed(message)
+            case frames.Returned():
+                self._channel.returned(message)
+            case frames.SessionOpened(session, engine, model):
+                self._session_opened(session, engine, model, message)
+            case frames.SessionRefused(session, code, text):
+                answer = self._opening.pop(session, None)
+                if answer is not None:
+                    answer.set_exception(ErrorCode(code).error(text))
+            case frames.SessionEnded(session, code, text):
+                with self._channel.lock:
+                    lost = self._sessions.pop(session, None)
+                    if lost is not None:
+                        lost.ended = ErrorCode(code).error(text)
+            case frames.Model():
+                if message.engines:
+                    self._models[message.model] = Model.of(message)
+                else:
+                    self._models.pop(message.model, None)
+            case frames.Arena(size):
+                segment = Segment(self._link.descriptor(), size)
+                segment.close_descriptor()
+                if self._arena_answer is not None:
+                    self._arena_answer.set_result(segment)
+            case frames.ArenaRefused(code, text):
+                if self._arena_answer is not None:
+                    self._arena_answer.set_exception(ErrorCode(code).error(text))
+            case frames.Stopping():
+                self._stopping = True
+            case frames.Refused(code, text):
+                raise ErrorCode(code).error(text)
+            case _:
+                raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
+
+    def _session_opened(self, session_id: int, engine: int, model: str, message: frames.SessionOpened) -> None:
+        with self._channel.lock:
+            answer = self._opening.pop(session_id, None)
+            if answer is None:
+                # Its opener gave up waiting, and its CloseSession is on the way.
+                return
+            self._sessions[session_id] = Session(self, session_id, self._models[model], engine, secrets.randbits(64))
+        answer.set_result(message)
+
+    def _end(self, error: ShmschedError) -> None:
+        self._channel.end(error)
+        with self._channel.lock:
+            waiting = [*self._opening.values()]
+            self._opening.clear()
+            for session in self._sessions.values():
+                session.ended = session.ended or error
+            self._sessions.clear()
+        if self._arena_answer is not None and not self._arena_answer.done():
+            waiting.append(self._arena_answer)  # type: ignore[arg-type]
+        for answer in waiting:
+            answer.set_exception(error)
+
+    def _forked(self) -> None:
+        """In a forked child: its copy of the socket would hide this client's end from the daemon."""
+        self._link.close()
+        error = UsedAfterFork(f"this future belongs to a client of process {self._pid}; make a new Client in this one")
+        for future in self._channel.outstanding_futures():
+            future.fail_in_forked_child(error)
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

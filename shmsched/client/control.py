@@ -1,0 +1,66 @@
+"""Asking a daemon how it is, and telling it to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from shmsched.errors import ErrorCode, ProtocolError, SchedulerUnreachable
+from shmsched.wire import frames
+from shmsched.wire.link import Link
+from shmsched.wire.listener import default_socket
+
+ANSWER_S = 10.0
+
+
+class Control:
+    """A control connection, for one question after the other. Not thread-safe."""
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, wait: float = 0.0) -> None:
+        self._link = Link.connect(socket or default_socket(), frames.Role.CONTROL, wait)
+        self.daemon_pid = self._link.peer_pid
+
+    def status(self, *, batches: int = 0) -> dict[str, Any]:
+        """The daemon's status document; ``batches``: how many of each engine's last batches to include (at most 256)."""
+        self._link.send(frames.AskStatus(batches))
+        answer: dict[str, Any] = json.loads(self._answer(frames.Status).document)
+        return answer
+
+    def stop(self, *, drain_s: float | None = None) -> float:
+        """Tell the daemon to stop; a second time, at once. Returns how long it lets open sessions go on, in seconds."""
+        self._link.send(frames.Stop(-1.0 if drain_s is None else drain_s))
+        drain: float = self._answer(frames.Stopping).drain_s
+        return drain
+
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until the daemon has ended. False if it still runs after ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if self._link.receive(left) is None:
+                return True
+        return False
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, kind: type[Any]) -> Any:
+        deadline = time.monotonic() + ANSWER_S
+        while (left := deadline - time.monotonic()) > 0:
+            arrived = self._link.receive(left)
+            if arrived is None:
+                raise SchedulerUnreachable("the daemon closed the connection before it answered")
+            for message in arrived:
+                if isinstance(message, frames.Refused):
+                    raise ErrorCode(message.code).error(message.message)
+                if not isinstance(message, kind):
+                    raise ProtocolError(f"the daemon answered with a {type(message).__name__} frame")
+                return message
+        raise SchedulerUnreachable(f"the daemon (pid {self.daemon_pid}) did not answer within {ANSWER_S:g} s")

@@ -1,0 +1,60 @@
+"""The future of one submission."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+
+from shmsched.errors import ShmschedError
+from shmsched.steps import Response
+
+
+class StepFuture(Future[Response]):
+    """A ``concurrent.futures.Future`` whose ``cancel`` reaches the scheduler.
+
+    A queued step leaves its queue; the answer of one that is running already is dropped. Later outstanding steps of the
+    session are cancelled with it, and the session goes on from where the cancelled submission started.
+    """
+
+    def __init__(self, withdraw: Callable[[StepFuture], bool]) -> None:
+        super().__init__()
+        self._withdraw = withdraw
+        self.first_request = self.last_request = 0
+        """The numbers of its first and last chunk on the wire."""
+        self.start = 0
+        """The position of its first token."""
+
+    def cancel(self) -> bool:
+        """True if the future is cancelled now, or was before; False if it had its answer already."""
+        if self.done():
+            return self.cancelled()
+        if not self._withdraw(self):
+            return self.cancelled()
+        self.settle_cancelled()
+        return self.cancelled()
+
+    def settle_cancelled(self) -> None:
+        """Cancelled, and seen to be: ``wait`` and ``as_completed`` return only those that are notified."""
+        if super().cancel():
+            try:
+                self.set_running_or_notify_cancel()
+            except (InvalidStateError, RuntimeError):
+                pass
+
+    def settle(self, response: Response) -> None:
+        try:
+            self.set_result(response)
+        except InvalidStateError:
+            pass
+
+    def settle_failed(self, error: ShmschedError) -> None:
+        try:
+            self.set_exception(error)
+        except InvalidStateError:
+            pass
+
+    def fail_in_forked_child(self, error: ShmschedError) -> None:
+        """The lock may have been held by a thread that the child does not have: it gets a new one first."""
+        self._condition = threading.Condition()
+        self.settle_failed(error)

@@ -1,0 +1,139 @@
+"""A private daemon and its engines in one line, for tests, notebooks and programs that want no service."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shmsched.client.client import Client
+from shmsched.client.control import Control
+from shmsched.errors import EngineStartError
+from shmsched.scheduling.params import SchedulerParams
+from shmsched.wire.listener import default_socket
+
+STOP_S = 15.0
+_counter = itertools.count()
+
+
+def launch(
+    *specs: str,
+    engines: int = 1,
+    max_decode_sequences: int = 32,
+    max_prefill_chunk_size: int = 256,
+    start_timeout: float = 600.0,
+    **settings: Any,
+) -> Cluster:
+    """Start a daemon of one's own with ``engines`` copies of each engine spec, and wait until they are up.
+
+    The daemon ends with the cluster's ``close()`` or with this process, however this process ends. ``settings`` are further
+    fields of ``DaemonConfig`` that are plain numbers. Raises EngineStartError if no engine comes up; what the engines print
+    goes to standard error.
+    """
+    params = SchedulerParams(max_decode_sequences, max_prefill_chunk_size)
+    config = {
+        "socket": str(_private_socket()),
+        "engines": [{"spec": spec, "copies": engines} for spec in specs],
+        "params": {
+            "max_decode_sequences": params.max_decode_sequences,
+            "max_prefill_chunk_size": params.max_prefill_chunk_size,
+        },
+        "launcher_pid": os.getpid(),
+        **settings,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shmsched.daemon"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    cluster = Cluster(process, Path(config["socket"]))
+    try:
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(json.dumps(config).encode())
+        cluster._wait_ready(start_timeout)
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+class Cluster:
+    """A private daemon: ``client()`` connects to it, ``close()`` or the end of a ``with`` block ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket: Path) -> None:
+        self.socket = socket
+        self._process = process
+        self._clients: list[Client] = []
+
+    @property
+    def pid(self) -> int:
+        """The daemon's."""
+        return self._process.pid
+
+    def client(self, *, arena_bytes: int | None = None) -> Client:
+        """A new client of this daemon. It is closed with the cluster, if not before."""
+        client = Client(socket=self.socket, arena_bytes=arena_bytes)
+        self._clients.append(client)
+        return client
+
+    def status(self, *, batches: int = 0) -> dict[str, Any]:
+        """The daemon's status document."""
+        with Control(self.socket) as control:
+            return control.status(batches=batches)
+
+    def close(self) -> int:
+        """End the daemon and its engines, and wait until they have ended. Returns the daemon's exit status. Idempotent."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return self._process.wait()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_ready(self, timeout: float) -> None:
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        deadline = time.monotonic() + timeout
+        line = b""
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise EngineStartError(f"the engines were not up within {timeout:g} s")
+            data = os.read(self._process.stdout.fileno(), 4096)
+            if not data:
+                raise EngineStartError(
+                    "the daemon ended before its engines were up; its messages are on standard error"
+                )
+            line += data
+
+
+def _private_socket() -> Path:
+    """A path of our own beside the user's default socket. Those of launchers that are gone are removed on the way."""
+    directory = default_socket().parent
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in directory.glob("launch-*"):
+        match = re.match(r"launch-(\d+)-", path.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            path.unlink(missing_ok=True)
+    return directory / f"launch-{os.getpid()}-{next(_counter)}.sock"

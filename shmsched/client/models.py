@@ -1,0 +1,74 @@
+"""The models that a daemon serves, as a client sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from shmsched.engine.contract import EngineInfo
+from shmsched.errors import Unsupported
+from shmsched.steps import Tokens
+from shmsched.wire import frames
+
+TOKENIZERS = "shmsched.tokenizers"
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back."""
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]: ...
+    def encode(self, text: str, *, bos: bool = False) -> list[int]: ...
+    def decode(self, tokens: Tokens) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model and the limits in force for its sessions (the smallest of its engines' and the daemon's)."""
+
+    info: EngineInfo
+    engines: int
+    """How many engines serve it now."""
+    supports_rewind: bool
+
+    @property
+    def max_prefill_chunk_size(self) -> int:
+        assert self.info.max_prefill_chunk_size is not None
+        return self.info.max_prefill_chunk_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded in this process. Raises Unsupported if the engine names none that is installed."""
+        if self.info.tokenizer is None:
+            raise Unsupported(f"model {self.info.model!r} has no tokenizer; pass tokens")
+        return _load_tokenizer(self.info.tokenizer)
+
+    @classmethod
+    def of(cls, message: frames.Model) -> Model:
+        info = EngineInfo(
+            model=message.model,
+            vocab_size=message.vocab_size,
+            max_sessions=message.max_sessions,
+            max_session_tokens=message.max_session_tokens,
+            max_batch_size=2 * message.max_prefill_chunk_size + message.max_decode_sequences,
+            max_decode_sequences=message.max_decode_sequences,
+            max_prefill_chunk_size=message.max_prefill_chunk_size,
+            tokenizer=message.tokenizer or None,
+            stop_tokens=message.stop_tokens,
+        )
+        return cls(info, message.engines, bool(message.supports_rewind))
+
+
+@cache
+def _load_tokenizer(spec: str) -> Tokenizer:
+    """``kind:argument``. Only what is installed here under the name is run: a peer chooses a name, never code."""
+    kind, _, argument = spec.partition(":")
+    for entry in entry_points(group=TOKENIZERS, name=kind):
+        try:
+            tokenizer: Tokenizer = entry.load()(argument)
+        except ImportError as e:
+            raise Unsupported(f"the tokenizer {kind!r} needs a package that is not installed: {e}") from e
+        return tokenizer
+    raise Unsupported(f"no tokenizer of kind {kind!r} is installed (entry points {TOKENIZERS})")
