@@ -1,0 +1,35 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from processes.leftovers import mark_this_run, nothing_left
+
+PROCESSES_START_IN = {"processes", "faults", "cli", "tools"}
+"""Directories whose every test is held to leave nothing. Elsewhere: ``pytestmark = pytest.mark.usefixtures("no_leftovers")``."""
+
+# Other work on the machine must not decide whether a test passes; what a wait may take, each says itself.
+settings.register_profile("shmsched", deadline=None, print_blob=True)
+settings.load_profile("shmsched")
+
+
+def pytest_configure() -> None:
+    mark_this_run()
+
+
+@pytest.fixture
+def no_leftovers() -> Iterator[None]:
+    """After the test, wait until no process that it started lives and /dev/shm lists nothing of ours."""
+    with nothing_left():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers_where_processes_start(request: pytest.FixtureRequest) -> None:
+    directory = request.path.relative_to(Path(__file__).parent).parts[0]
+    if directory in PROCESSES_START_IN:
+        request.getfixturevalue("no_leftovers")

@@ -1,0 +1,68 @@
+"""Engines that do what engines are allowed to do, on command: a token or an option says which."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from shmsched.engine import BatchView, Engine, EngineInfo
+from shmsched.workers.echo import Echo
+
+RAISE, FAIL, DIE, HANG, DEFER_ONCE, DEFER_ALWAYS, NO_RESULT, BAD_TOKEN = range(100, 108)
+
+
+class Moody(Echo):
+    """Echo, until it meets one of the tokens above."""
+
+    def __init__(self, *, max_sessions: int = 8, step_us: float = 0.0, vocab: int = 1000, model: str = "echo") -> None:
+        super().__init__(vocab=vocab, max_sessions=max_sessions, step_us=step_us, model=model)
+        self._deferred: set[int] = set()
+
+    def open_session(self, slot: int, options: bytes) -> None:
+        if options == b"refuse":
+            raise ValueError("these options are refused")
+        super().open_session(slot, options)
+
+    def forward(self, batch: BatchView) -> None:
+        tokens = batch.tokens.tolist()
+        if RAISE in tokens:
+            raise RuntimeError("the engine was told to raise")
+        if DIE in tokens:
+            os._exit(9)
+        if HANG in tokens:
+            time.sleep(3600)
+        super().forward(batch)
+        for i, (slot, start, length) in enumerate(batch.steps):
+            mine = tokens[start : start + length]
+            position = int(batch.positions[start])
+            if FAIL in mine:
+                batch.fail(i, "the engine was told to fail this step")
+                self.rewind(slot, position)
+            elif DEFER_ALWAYS in mine or (DEFER_ONCE in mine and slot not in self._deferred):
+                self._deferred.add(slot)
+                batch.defer(i)
+                self.rewind(slot, position)
+            elif BAD_TOKEN in mine:
+                batch.token_ids[:] = self.info.vocab_size
+
+
+class Forgetful(Engine):
+    """Gives no result at all, and cannot rewind."""
+
+    def __init__(self) -> None:
+        self.info = EngineInfo(model="forgetful", vocab_size=1000, max_sessions=2, max_session_tokens=100)
+
+    def forward(self, batch: BatchView) -> None:
+        for k in range(len(batch.outputs)):
+            if batch.tokens[batch.outputs[k]] != NO_RESULT:
+                batch.rows[k][:] = np.arange(1000, dtype=np.float32)
+
+
+class Unstartable(Engine):
+    def __init__(self) -> None:
+        self.info = EngineInfo(model="unstartable", vocab_size=10, max_sessions=1, max_session_tokens=10)
+
+    def start(self, limits: object) -> None:
+        raise RuntimeError("no weights here")

@@ -1,0 +1,232 @@
+"""An engine is user code: it may refuse, fail, defer, raise, hang or die, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shmsched
+from shmsched.workers.echo import advance, answer
+
+from processes import engines as moods
+from processes.leftovers import wait_until
+
+ENGINES = Path(__file__).with_name("engines.py")
+MOODY = f"{ENGINES}:Moody"
+VOCAB = 1000
+DEADLINE = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[shmsched.Cluster]:
+    with shmsched.launch(MOODY, engines=2, max_prefill_chunk_size=8) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: shmsched.Cluster) -> Iterator[shmsched.Client]:
+    wait_until(lambda: ready(cluster) == 2, "both engines to be ready")
+    with cluster.client() as client:
+        yield client
+
+
+def test_a_step_that_the_engine_fails_leaves_its_session_where_it_was(client: shmsched.Client) -> None:
+    with client.open_session() as session:
+        session.submit([1, 2]).result(DEADLINE)
+        failed = session.submit([moods.FAIL])
+        later = session.submit([3])
+        with pytest.raises(shmsched.StepFailed, match="told to fail this step"):
+            failed.result(DEADLINE)
+        with pytest.raises(shmsched.ShmschedError):
+            later.result(DEADLINE)
+        assert session.position == 2
+        assert session.submit([4]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1, 2, 4]), VOCAB)]
+
+
+def test_a_failing_chunk_fails_its_whole_submission(client: shmsched.Client) -> None:
+    with client.open_session() as session:
+        prompt = [1] * 20 + [moods.FAIL] + [1] * 40
+        with pytest.raises(shmsched.StepFailed, match="told to fail this step"):
+            session.submit(prompt).result(DEADLINE)
+        assert session.position in range(0, 17, 8)
+        session.submit([5], position=0).result(DEADLINE)
+
+
+def test_a_deferred_step_runs_later_and_nothing_is_lost() -> None:
+    with shmsched.launch(f"{MOODY}?step_us=50000") as cluster, cluster.client() as client:
+        busy, deferring, other = (client.open_session() for _ in range(3))
+        # However they share batches, one of the three is deferred once and goes with a later batch.
+        futures = [busy.submit([1]), deferring.submit([moods.DEFER_ONCE]), other.submit([2])]
+        answers = [future.result(DEADLINE).tokens.tolist() for future in futures]
+        assert answers == [[answer(advance(0, [t]), VOCAB)] for t in (1, moods.DEFER_ONCE, 2)]
+        assert cluster.status()["ledger"]["completed"] == 3
+        assert cluster.status()["engines"][0]["batches"] >= 2
+
+
+def test_when_everything_is_deferred_the_youngest_session_makes_room(client: shmsched.Client) -> None:
+    with client.open_session() as session:
+        with pytest.raises(shmsched.SessionLost, match="deferred everything"):
+            session.submit([moods.DEFER_ALWAYS]).result(DEADLINE)
+        with pytest.raises(shmsched.SessionLost):
+            session.submit([1])
+
+
+def test_an_engine_that_raises_fails_the_batch_and_goes_on(client: shmsched.Client) -> None:
+    with client.open_session() as session:
+        with pytest.raises(shmsched.EngineError, match="RuntimeError: the engine was told to raise"):
+            session.submit([moods.RAISE]).result(DEADLINE)
+        wait_until(lambda: session.ended is not None, "the session to be lost")
+        with pytest.raises(shmsched.SessionLost):
+            session.submit([1])
+    with client.open_session() as again:
+        again.submit([1]).result(DEADLINE)
+
+
+def test_options_that_the_engine_refuses_come_back_as_its_words(client: shmsched.Client) -> None:
+    with pytest.raises(shmsched.EngineError, match="ValueError: these options are refused"):
+        client.open_session(options=b"refuse")
+    client.open_session().close()
+
+
+def test_a_token_outside_the_vocabulary_is_never_passed_on(client: shmsched.Client) -> None:
+    with (
+        client.open_session() as session,
+        pytest.raises(shmsched.StepFailed, match="token 1000; the vocabulary has 1000"),
+    ):
+        session.submit([moods.BAD_TOKEN]).result(DEADLINE)
+
+
+def test_a_slot_is_used_again_after_close_and_holds_nothing_of_before(client: shmsched.Client) -> None:
+    for _ in range(40):
+        with client.open_session() as session:
+            assert session.submit([1]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1]), VOCAB)]
+
+
+def test_new_sessions_go_to_the_least_loaded_engine(client: shmsched.Client, cluster: shmsched.Cluster) -> None:
+    sessions = [client.open_session() for _ in range(8)]
+    assert sorted(e["sessions"] for e in cluster.status()["engines"]) == [4, 4]
+    for session in sessions:
+        session.close()
+
+
+def test_an_engine_that_dies_loses_its_own_sessions_only_and_is_started_again(
+    client: shmsched.Client, cluster: shmsched.Cluster
+) -> None:
+    doomed, other = client.open_session(), client.open_session()
+    assert doomed.engine != other.engine
+    other.submit([1]).result(DEADLINE)
+    with pytest.raises(shmsched.EngineDied, match="ended while it ran batch"):
+        doomed.submit([moods.DIE]).result(DEADLINE)
+    assert other.submit([2]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1, 2]), VOCAB)]
+    with client.open_session() as again:
+        assert again.engine == other.engine
+    other.close()
+    wait_until(lambda: ready(cluster) == 2, "the dead engine to be started again")
+    assert cluster.status()["ledger"]["balanced"]
+
+
+def test_a_killed_engine_returns_the_rows_it_may_have_been_writing(cluster: shmsched.Cluster) -> None:
+    """Rule 3: rows of a step in flight are the client's again only once the engine's process is gone."""
+    wait_until(lambda: ready(cluster) == 2, "both engines to be ready")
+    with cluster.client(arena_bytes=VOCAB * 4 * 2) as client:
+        for _ in range(4):
+            session = client.open_session()
+            with pytest.raises(shmsched.EngineDied):
+                session.submit([moods.DIE], sampling=None).result(DEADLINE)
+            wait_until(lambda: client._channel.arena._allocator.held == 0, "the rows to come back")  # type: ignore[union-attr]
+            wait_until(lambda: ready(cluster) == 2, "the engine to be started again")
+
+
+def test_an_engine_that_hangs_is_named_by_status_and_the_other_goes_on(cluster: shmsched.Cluster) -> None:
+    wait_until(lambda: ready(cluster) == 2, "both engines to be ready")
+    with cluster.client() as client:
+        stuck, other = client.open_session(), client.open_session()
+        future = stuck.submit([moods.HANG])
+        other.submit([1]).result(DEADLINE)
+        wait_until(lambda: any(e["in_flight"] for e in cluster.status()["engines"]), "the hanging batch to show")
+        (engine,) = [e for e in cluster.status()["engines"] if e["in_flight"]]
+        assert engine["in_flight"]["steps"] == 1
+        assert engine["in_flight"]["for_s"] > 0
+        os.kill(engine["pid"], signal.SIGKILL)
+        with pytest.raises(shmsched.EngineDied):
+            future.result(DEADLINE)
+    wait_until(lambda: ready(cluster) == 2, "the killed engine to be started again")
+
+
+def test_an_engine_that_gives_no_result_fails_the_step_and_one_that_cannot_rewind_says_so() -> None:
+    with (
+        shmsched.launch(f"{ENGINES}:Forgetful") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+    ):
+        assert session.submit([1, 2]).result(DEADLINE).tokens.tolist() == [999]
+        with pytest.raises(shmsched.Unsupported, match="cannot rewind"):
+            session.submit([1], position=0)
+        with pytest.raises(shmsched.StepFailed, match="gave no result for row 0"):
+            session.submit([moods.NO_RESULT]).result(DEADLINE)
+
+
+def test_an_engine_that_does_not_start_ends_the_daemon_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(shmsched.EngineStartError):
+        shmsched.launch(f"{ENGINES}:Unstartable")
+    assert "RuntimeError: no weights here" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"), [("nonesuch", "no engine is named 'nonesuch'"), ("echo?vocab=many", "option vocab is 'many'")]
+)
+def test_a_bad_spec_is_named(spec: str, named: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(shmsched.EngineStartError):
+        shmsched.launch(spec)
+    assert named in capfd.readouterr().err
+
+
+def test_an_engine_of_the_same_model_with_another_vocabulary_is_refused_in_words(cluster: shmsched.Cluster) -> None:
+    attached = subprocess.run(
+        [sys.executable, "-m", "shmsched.engine", "echo?vocab=50", "--socket", str(cluster.socket)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert attached.returncode == 1
+    assert "with a vocabulary of 50" in attached.stderr
+    assert ready(cluster) == 2
+
+
+def test_two_models_are_served_side_by_side_and_one_must_be_named() -> None:
+    with (
+        shmsched.launch("echo?vocab=50&model=small", "echo?vocab=60&model=large") as cluster,
+        cluster.client() as client,
+    ):
+        assert set(client.models) == {"small", "large"}
+        with pytest.raises(shmsched.InvalidRequest, match="name one of large, small"):
+            client.open_session()
+        with client.open_session(model="large") as session:
+            assert session.submit([55]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [55]), 60)]
+
+
+def test_serve_hosts_an_engine_from_ones_own_program(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nfrom shmsched.engine import serve\nfrom shmsched.workers.echo import Echo\n"
+        "serve(Echo(vocab=70), sys.argv[1])\nprint('the daemon has ended')\n"
+    )
+    with shmsched.launch() as cluster, cluster.client() as client:
+        host = subprocess.Popen([sys.executable, program, cluster.socket], stdout=subprocess.PIPE, text=True)
+        wait_until(lambda: ready(cluster) == 1, "the engine to attach")
+        wait_until(lambda: "echo" in client.models, "the client to hear of the model")
+        with client.open_session() as session:
+            assert session.submit([55]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [55]), 70)]
+        cluster.close()
+        assert host.communicate(timeout=DEADLINE)[0] == "the daemon has ended\n"
+
+
+def ready(cluster: shmsched.Cluster) -> int:
+    return sum(e["state"] == "ready" for e in cluster.status()["engines"])
