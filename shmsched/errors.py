@@ -118,9 +118,6 @@ class ErrorCode(IntEnum):
     SHARED_MEMORY = 13
     CANCELLED = 14
 
-    def error(self, message: str) -> ShmschedError:
-        return _ERRORS.get(self, StepError)(message)
-
     @classmethod
     def of(cls, error: ShmschedError) -> ErrorCode:
         """The code that brings back an error of this type on the other side."""
@@ -142,3 +139,9 @@ _ERRORS: dict[ErrorCode, type[ShmschedError]] = {
     ErrorCode.PROTOCOL: ProtocolError,
     ErrorCode.SHARED_MEMORY: SharedMemoryError,
 }
+
+
+def error_of(code: int, message: str) -> ShmschedError:
+    """The error that a frame carries. A code of a newer minor version, which this side does not know, is a StepError."""
+    kind = next((kind for known, kind in _ERRORS.items() if known == code), StepError)
+    return kind(message)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
 from processes.leftovers import mark_this_run, nothing_left
 
 PROCESSES_START_IN = {"processes", "faults", "cli", "tools"}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shmsched.client.futures import StepFuture
 from shmsched.client.leases import ClientArena
-from shmsched.errors import ErrorCode, Full, InvalidRequest, ProtocolError, ShmschedError
+from shmsched.errors import ErrorCode, Full, InvalidRequest, ProtocolError, ShmschedError, error_of
 from shmsched.memory.layouts import RECORD, RESULT_DTYPE, ClientLayout, Record, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
@@ -176,6 +176,7 @@ class Channel:
             last = self._pending.get(future.last_request)
             if last is None or self.dead is not None:
                 return False
+            future.withdrawn = True
             # An engine that cannot rewind keeps the chunks that have run.
             first = future.first_request
             if not last.session.supports_rewind:
@@ -207,7 +208,7 @@ class Channel:
                     continue
                 if not pending.is_last:
                     continue
-                if pending.future.done():
+                if pending.future.withdrawn or pending.future.done():
                     self._free_rows(pending)
                     continue
                 session = pending.session
@@ -232,7 +233,7 @@ class Channel:
 
     def failed(self, message: frames.Failed) -> None:
         """Settle the futures of steps that ended without an answer. A submission carries its first failure."""
-        futures: dict[StepFuture, None] = {}
+        futures: dict[StepFuture, Session] = {}
         with self.lock:
             for request in message.requests:
                 pending = self._take(request)
@@ -243,13 +244,16 @@ class Channel:
                 elif pending.rows_offset != _NO_ROWS:
                     self._held_rows[request] = pending.rows_offset
                 pending.session.step_failed(request, pending.position)
-                futures[pending.future] = None
+                futures[pending.future] = pending.session
             self._room.notify_all()
-        for future in futures:
-            if message.code == ErrorCode.CANCELLED:
+        for future, session in futures.items():
+            if message.code == ErrorCode.CANCELLED or future.withdrawn:
                 future.settle_cancelled()
+            elif message.code == ErrorCode.SESSION_CLOSED and session.ended is not None:
+                # It was on its way when the session ended; why the session ended says more than that it did.
+                future.settle_failed(type(session.ended)(str(session.ended)))
             else:
-                future.settle_failed(ErrorCode(message.code).error(message.message))
+                future.settle_failed(error_of(message.code, message.message))
 
     def returned(self, message: frames.Returned) -> None:
         """Rows that an engine may have been writing into are free."""

@@ -20,7 +20,6 @@ from shmsched.client.session import Session, closed_error
 from shmsched.client.tokens import as_tokens
 from shmsched.errors import (
     ClientClosed,
-    ErrorCode,
     Full,
     InvalidRequest,
     ProtocolError,
@@ -30,6 +29,7 @@ from shmsched.errors import (
     ShmschedError,
     Unsupported,
     UsedAfterFork,
+    error_of,
 )
 from shmsched.memory.layouts import LOGIT, ClientLayout
 from shmsched.memory.segment import Segment
@@ -96,7 +96,7 @@ class Client:
                 elif isinstance(message, frames.Model):
                     self._models[message.model] = Model.of(message)
                 elif isinstance(message, frames.Refused):
-                    raise ErrorCode(message.code).error(message.message)
+                    raise error_of(message.code, message.message)
                 elif channel is None:
                     raise ProtocolError(f"the daemon began with a {type(message).__name__} frame")
             if channel is not None:
@@ -127,7 +127,7 @@ class Client:
         Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SchedulerStopped, SchedulerDied.
         """
         self._check_usable()
-        if not isinstance(options, bytes) or len(options) > 65536:
+        if not isinstance(options, bytes) or len(options) > frames.MAX_OPTIONS:
             raise InvalidRequest(
                 f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
             )
@@ -169,10 +169,10 @@ class Client:
             raise InvalidRequest(f"request {request.request_id} has {len(tokens)} tokens; a step has at most {chunk}")
         params = request.params
         with self._channel.lock:
+            if params.sampling is None and params.output_rows is not OutputRows.NONE:
+                self._ensure_arena()
             if self._channel.id_is_outstanding(request.request_id):
                 raise InvalidRequest(f"request {request.request_id} is still outstanding; ids may repeat once settled")
-            if params.sampling is None:
-                self._ensure_arena()
             return self._send(
                 Submission(session, request.request_id, [tokens], params.position, params, session.seed),
                 block,
@@ -334,12 +334,12 @@ class Client:
             case frames.SessionRefused(session, code, text):
                 answer = self._opening.pop(session, None)
                 if answer is not None:
-                    answer.set_exception(ErrorCode(code).error(text))
+                    answer.set_exception(error_of(code, text))
             case frames.SessionEnded(session, code, text):
                 with self._channel.lock:
                     lost = self._sessions.pop(session, None)
                     if lost is not None:
-                        lost.ended = ErrorCode(code).error(text)
+                        lost.ended = error_of(code, text)
             case frames.Model():
                 if message.engines:
                     self._models[message.model] = Model.of(message)
@@ -352,11 +352,11 @@ class Client:
                     self._arena_answer.set_result(segment)
             case frames.ArenaRefused(code, text):
                 if self._arena_answer is not None:
-                    self._arena_answer.set_exception(ErrorCode(code).error(text))
+                    self._arena_answer.set_exception(error_of(code, text))
             case frames.Stopping():
                 self._stopping = True
             case frames.Refused(code, text):
-                raise ErrorCode(code).error(text)
+                raise error_of(code, text)
             case _:
                 raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
 

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from shmsched.errors import ErrorCode, ProtocolError, SchedulerUnreachable
+from shmsched.errors import ProtocolError, SchedulerUnreachable, error_of
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
@@ -59,7 +59,7 @@ class Control:
                 raise SchedulerUnreachable("the daemon closed the connection before it answered")
             for message in arrived:
                 if isinstance(message, frames.Refused):
-                    raise ErrorCode(message.code).error(message.message)
+                    raise error_of(message.code, message.message)
                 if not isinstance(message, kind):
                     raise ProtocolError(f"the daemon answered with a {type(message).__name__} frame")
                 return message

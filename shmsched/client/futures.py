@@ -24,6 +24,8 @@ class StepFuture(Future[Response]):
         """The numbers of its first and last chunk on the wire."""
         self.start = 0
         """The position of its first token."""
+        self.withdrawn = False
+        """Its cancelling is under way: an answer that still comes does not count. Guarded by the client's lock."""
 
     def cancel(self) -> bool:
         """True if the future is cancelled now, or was before; False if it had its answer already."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from shmsched.client.client import Client
 from shmsched.client.control import Control
-from shmsched.errors import EngineStartError
+from shmsched.errors import EngineStartError, ShmschedError
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.wire.listener import default_socket
 
@@ -94,7 +94,7 @@ class Cluster:
             client.close()
         self._clients.clear()
         if self._process.poll() is None:
-            self._process.terminate()
+            self._stop()
             try:
                 self._process.wait(STOP_S)
             except subprocess.TimeoutExpired:
@@ -102,6 +102,15 @@ class Cluster:
         if self._process.stdout is not None:
             self._process.stdout.close()
         return self._process.wait()
+
+    def _stop(self) -> None:
+        """At once: whoever ends a private daemon does not wait for clients of other processes."""
+        try:
+            with Control(self.socket) as control:
+                control.stop(drain_s=0.0)
+        except ShmschedError:
+            # Not up yet, or stopping already.
+            self._process.terminate()
 
     def __enter__(self) -> Cluster:
         return self

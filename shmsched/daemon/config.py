@@ -61,6 +61,9 @@ class DaemonConfig:
     params: SchedulerParams = field(default_factory=SchedulerParams)
     drain_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
+    """How long an engine may take from being spawned until it is ready."""
+    step_timeout_s: float = 300.0
+    """How long a batch may take before its engine counts as hanging and is killed."""
     linger_share: float = 0.05
     """The most that waiting for expected sessions may take of an engine's mean step time."""
     max_clients: int = 1024
@@ -101,9 +104,12 @@ def _engine(path: Path, index: int, table: Any) -> EngineConfig:
             raise InvalidRequest(
                 f"{path}: {where}: env holds {variables!r}; it must be a table of strings, or a list of such"
             )
-    return EngineConfig(
-        spec=table["spec"], copies=table.get("copies", 1), env=tuple(tables), python=table.get("python")
-    )
+    try:
+        return EngineConfig(
+            spec=table["spec"], copies=table.get("copies", 1), env=tuple(tables), python=table.get("python")
+        )
+    except InvalidRequest as e:
+        raise InvalidRequest(f"{path}: {where}: {e}") from e
 
 
 def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from shmsched.wire.listener import Listener
 from shmsched.wire.peer import Peer
 
 HELLO_TIMEOUT_S = 10.0
+ACCEPT_PAUSE_S = 0.1
 
 
 class Handler(Protocol):
@@ -77,10 +80,14 @@ class Connections:
         if connection.handler is not None:
             connection.handler.lost(why)
 
-    def read_and_drop(self, connection: Connection, why: str) -> None:
-        """The peer's process is dead: handle what it had still sent, then end the connection."""
+    def read_all(self, connection: Connection) -> None:
+        """Handle what has arrived by now."""
         while connection.open and self._receive(connection):
             pass
+
+    def read_and_drop(self, connection: Connection, why: str) -> None:
+        """The peer's process is dead: handle what it had still sent, then end the connection."""
+        self.read_all(connection)
         self.drop(connection, why)
 
     def flush(self) -> None:
@@ -99,7 +106,7 @@ class Connections:
             try:
                 sock = self._listener.accept()
             except OSError as e:
-                print(f"shmsched: cannot accept a connection: {e.strerror}", flush=True)
+                self._pause_accepting(e)
                 return
             if sock is None:
                 return
@@ -117,6 +124,13 @@ class Connections:
                 self.drop(connection, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
                 continue
             self._loop.call_at(time.monotonic() + HELLO_TIMEOUT_S, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
+
+    def _pause_accepting(self, cause: OSError) -> None:
+        """No descriptors are left: what waits in the backlog would wake the loop again and again to no avail."""
+        print(f"shmsched: cannot accept connections for now: {cause.strerror}", file=sys.stderr, flush=True)
+        fd = self._listener.sock.fileno()
+        self._loop.unwatch(fd)
+        self._loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._loop.watch(fd, READ, self._accept))
 
     def _expect_hello(self, connection: Connection) -> None:
         if connection.handler is None:
@@ -147,6 +161,12 @@ class Connections:
             self.drop(connection, str(e), ErrorCode.PROTOCOL)
         except ShmschedError as e:
             self.drop(connection, str(e), ErrorCode.of(e))
+        except Exception as e:
+            # A fault of ours that this peer's frame found must not take everybody else down with it.
+            traceback.print_exc(file=sys.stderr)
+            self.drop(
+                connection, f"the scheduler failed on this connection: {type(e).__name__}: {e}", ErrorCode.PROTOCOL
+            )
         return False
 
     def _flush(self, connection: Connection) -> None:

@@ -72,8 +72,11 @@ class EngineLink:
         self.batch: BatchInFlight | None = None
         self.linger = Linger(linger_share)
         self.linger_timer: Timer | None = None
+        self._watchdog: Timer | None = None
         self.hang_up: Callable[[], None] = lambda: None
         """Ends the engine's connection, and with it the engine."""
+        self.read: Callable[[], None] = lambda: None
+        """Handles what the engine has sent by now."""
         self.read_and_hang_up: Callable[[str], None] = lambda why: None
         """The same for an engine whose process is dead, after reading what it had still sent."""
         self.batches = 0
@@ -82,10 +85,14 @@ class EngineLink:
         self.busy_s = 0.0
         self.stale_answers = 0
         self.recent: deque[BatchSummary] = deque(maxlen=RECENT_BATCHES)
+        # An opening may wait in each slot while the engine runs a batch.
+        peer.max_outbound += offer.max_sessions * (frames.MAX_OPTIONS + 64)
         self.segment = Segment.create(BatchSlotLayout(limits.max_batch_size).size, f"engine {offer.spec}")
         self._slot = BatchSlot(memoryview(self.segment.buffer), limits, offer.vocab_size)
         self._free_slots = list(range(offer.max_sessions))
         heapify(self._free_slots)
+        self._closed_early: dict[int, int] = {}
+        """Slots whose session ended before the engine had answered its opening, with that session's number."""
         self._arenas: set[ClientLink] = set()
 
     # --- sessions -------------------------------------------------------------------------------------------------------
@@ -103,15 +110,34 @@ class EngineLink:
         self.peer.send(frames.OpenSlot(session.slot, session.number, session.options))
 
     def close(self, session: Session, *, refused: bool = False) -> None:
-        """The session is over. Its slot is free at once: what the engine gets for it next comes after this frame."""
+        """The session is over. Its slot is free at once: what the engine gets for it next comes after this frame.
+
+        Only where the engine has not answered its opening yet, the slot waits for that answer. Else a client that opens
+        and closes in a loop would pile up frames for an engine that is busy.
+        """
         if self.sessions.get(session.slot) is not session:
             return
         del self.sessions[session.slot]
         self.linger.forget(session.number)
-        if self.state is not EngineState.DEAD:
+        if self.state is EngineState.DEAD:
+            return
+        if not refused:
+            self.peer.send(frames.CloseSlot(session.slot))
+        if session.state is SessionState.OPENING and not refused:
+            self._closed_early[session.slot] = session.number
+        else:
             heappush(self._free_slots, session.slot)
-            if not refused:
-                self.peer.send(frames.CloseSlot(session.slot))
+
+    def opening_answered(self, slot: int, number: int) -> Session | None:
+        """The engine has opened, or refused, what was asked for. None if that session has ended meanwhile."""
+        if self._closed_early.get(slot) == number:
+            del self._closed_early[slot]
+            heappush(self._free_slots, slot)
+            return None
+        session = self.sessions.get(slot)
+        if session is None or session.number != number or session.state is not SessionState.OPENING:
+            return None
+        return session
 
     def forget_client(self, client: ClientLink) -> None:
         """No later batch names the client. The frame reaches the engine after the last one that does."""
@@ -130,7 +156,7 @@ class EngineLink:
 
     def dispatch(self, daemon: Daemon, now: float) -> None:
         """Form a batch and hand it to the engine."""
-        self.linger.gave_up(now)
+        self.linger.gave_up()
         steps = self.queues.take()
         if not steps:
             return
@@ -144,6 +170,18 @@ class EngineLink:
         daemon.settling.ledger.dispatch(steps)
         self._slot.write(self.batches, steps)
         self.peer.send(frames.Work(self.batches, 0))
+        if self._watchdog is None:
+            self._watch_batch(daemon)
+
+    def _watch_batch(self, daemon: Daemon) -> None:
+        """One timer for all batches, set again for the one in flight when it fires: a timer for each would pile up."""
+        self._watchdog = None
+        if self.batch is not None and self.state is not EngineState.DEAD:
+            due = self.batch.started + daemon.config.step_timeout_s
+            if due <= time.monotonic():
+                daemon.engine_hangs(self)
+            else:
+                self._watchdog = daemon.loop.call_at(due, lambda: self._watch_batch(daemon))
 
     def done(self, message: frames.Done, daemon: Daemon) -> None:
         """Settle a batch by its results. An answer for another batch than the one in flight is counted and ignored."""
@@ -169,7 +207,8 @@ class EngineLink:
             n = step.n_rows if step.sampled else 0
             if status == StepStatus.DONE:
                 if daemon.settling.complete(step, results.ids[at : at + n], results.logprobs[at : at + n]):
-                    if step.n_rows:
+                    # One with more steps queued is back already.
+                    if step.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
                 else:
                     step.session.client.return_rows(step)

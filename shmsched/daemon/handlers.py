@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection
-from shmsched.daemon.engine_link import EngineLink, EngineState
+from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.loop import READ
 from shmsched.daemon.status import status_document
 from shmsched.errors import ProtocolError
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 class ClientHandler:
     """A client's connection. It ends with the socket or with the process, whichever is seen first."""
 
-    def __init__(self, daemon: Daemon, connection: Connection, link: ClientLink) -> None:
+    def __init__(self, daemon: Daemon, connection: Connection, link: ClientLink, pidfd: int) -> None:
         self._daemon = daemon
         self._link = link
         # A child that inherited the socket by fork keeps it open, and would hide the end of file of a client that died.
-        try:
-            self._pidfd = os.pidfd_open(connection.peer.pid)
-        except ProcessLookupError as e:
-            raise ProtocolError(f"the client process {connection.peer.pid} has ended") from e
+        self._pidfd = pidfd
         daemon.loop.watch(
             self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
         )
@@ -88,7 +85,7 @@ class EngineHandler:
                 raise ProtocolError(f"an engine sent a {type(message).__name__} frame")
 
     def lost(self, why: str) -> None:
-        if self._link is not None and self._link.state is not EngineState.DEAD:
+        if self._link is not None:
             self._daemon.engine_lost(self._link, why)
 
 

@@ -3,7 +3,8 @@
 When a batch ends, the sessions that just got a token come back with the next one a turnaround later. Going at once would
 split them over two batches, or let a pure prefill batch slip in front of their decodes. So an engine that is free waits
 until every expected session is back, or until a deadline that follows the measured turnaround and never exceeds a small
-share of the engine's mean step time. With no session expected it does not wait at all.
+share of the engine's mean step time. With no session expected it does not wait at all; and a session that is known to
+take longer than that share (a reader, a tool call) is not expected.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Iterable
 
 _GAIN = 0.125
 """Weight of a new sample in the running means (as TCP smooths round trips, RFC 6298)."""
+_SESSION_GAIN = 0.25
 _DEVIATIONS = 4.0
+_SLOWEST = 8.0
+"""A session's sample counts as at most so many waits, so that one pause does not rule it out for long."""
 
 
 class Linger:
@@ -21,6 +25,10 @@ class Linger:
     def __init__(self, share: float) -> None:
         self._share = share
         self._expected: set[int] = set()
+        self._answered: dict[int, float] = {}
+        """When each session that has not come back got its token."""
+        self._usual: dict[int, float] = {}
+        """Each session's own mean turnaround."""
         self._since = 0.0
         self._turnaround = 0.0
         self._deviation = 0.0
@@ -30,40 +38,49 @@ class Linger:
     def expected(self) -> int:
         return len(self._expected)
 
+    @property
+    def longest(self) -> float:
+        """The most that is ever waited."""
+        return self._share * self.mean_step_s
+
     def batch_ended(self, now: float, seconds: float, sessions: Iterable[int]) -> None:
-        """A batch that took ``seconds`` ended; each of ``sessions`` got a token and may come back."""
-        self.mean_step_s = (
-            seconds if self.mean_step_s == 0.0 else self.mean_step_s + _GAIN * (seconds - self.mean_step_s)
-        )
-        self._expected.update(sessions)
+        """A batch that took ``seconds`` ended; each of ``sessions`` got a token, has nothing queued, and may come back."""
+        self.mean_step_s += _GAIN * (seconds - self.mean_step_s) if self.mean_step_s else seconds
         self._since = now
+        longest = self.longest
+        for session in sessions:
+            self._answered[session] = now
+            if self._usual.get(session, 0.0) <= longest:
+                self._expected.add(session)
 
     def came_back(self, session: int, now: float) -> None:
         """A step of ``session`` was submitted."""
+        answered = self._answered.pop(session, None)
+        if answered is None:
+            return
+        seconds = now - answered
+        usual = self._usual.get(session, seconds)
+        self._usual[session] = usual + _SESSION_GAIN * (min(seconds, _SLOWEST * self.longest) - usual)
         if session in self._expected:
             self._expected.discard(session)
-            self._learn(now - self._since)
+            error = seconds - self._turnaround
+            self._turnaround += _GAIN * error
+            self._deviation += _GAIN * (abs(error) - self._deviation)
 
     def forget(self, session: int) -> None:
         """The session is closed, or lost: nobody waits for it."""
         self._expected.discard(session)
+        self._answered.pop(session, None)
+        self._usual.pop(session, None)
 
     def deadline(self) -> float:
         """Until when to wait for those still expected; in the past where there is nothing to wait for."""
         if not self._expected:
             return 0.0
-        longest = self._share * self.mean_step_s
         turnaround = self._turnaround + _DEVIATIONS * self._deviation
         # Before anything was measured, the share alone bounds the wait.
-        return self._since + (min(turnaround, longest) if turnaround else longest)
+        return self._since + (min(turnaround, self.longest) if turnaround else self.longest)
 
-    def gave_up(self, now: float) -> None:
-        """A batch goes without those still expected. They were slower than we waited, which the mean must learn."""
-        for _ in self._expected:
-            self._learn(now - self._since)
+    def gave_up(self) -> None:
+        """A batch goes without those still expected; what they really take is learned when they do come back."""
         self._expected.clear()
-
-    def _learn(self, seconds: float) -> None:
-        error = seconds - self._turnaround
-        self._turnaround += _GAIN * error
-        self._deviation += _GAIN * (abs(error) - self._deviation)

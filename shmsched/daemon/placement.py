@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 
 from shmsched.daemon.engine_link import EngineLink, EngineState
@@ -29,11 +29,12 @@ class Placement:
         """``engines``: those attached. ``engines_expected``: how many are being started, whose model is not known yet."""
         self._engines = engines
         self._engines_expected = engines_expected
-        self._waiting: OrderedDict[int, Session] = OrderedDict()
+        self._waiting: dict[str, OrderedDict[int, Session]] = defaultdict(OrderedDict)
+        """By the model asked for, empty where any will do, and there in order of arrival."""
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(len(queue) for queue in self._waiting.values())
 
     def place(self, session: Session, block: bool) -> None:
         """Open the session, or let it wait. Raises NoPlace."""
@@ -46,34 +47,33 @@ class Placement:
                 f"every session slot of {self._label(session.model)} is taken: {self._slots(session.model)}",
             )
         else:
-            self._waiting[session.number] = session
+            self._waiting[session.model][session.number] = session
 
     def serve_waiting(self) -> list[tuple[Session, NoPlace]]:
         """Open what can be opened now. Returns those that need not wait any longer because no engine is left to come."""
         hopeless = []
-        full: set[str] = set()
-        for session in list(self._waiting.values()):
-            if session.model in full:
-                continue
-            try:
-                engine = self._choose(session)
-            except NoPlace as e:
-                del self._waiting[session.number]
-                hopeless.append((session, e))
-                continue
-            if engine is None:
-                full.add(session.model)
-                continue
-            del self._waiting[session.number]
-            engine.open(session)
+        for model, queue in list(self._waiting.items()):
+            while queue:
+                number, session = next(iter(queue.items()))
+                try:
+                    engine = self._choose(session)
+                except NoPlace as e:
+                    hopeless.append((session, e))
+                else:
+                    if engine is None:
+                        break
+                    engine.open(session)
+                del queue[number]
+            if not queue:
+                del self._waiting[model]
         return hopeless
 
     def forget(self, session: Session) -> None:
-        self._waiting.pop(session.number, None)
+        self._waiting[session.model].pop(session.number, None)
 
     def take_waiting(self) -> list[Session]:
         """Everybody who waits, who from now on does not."""
-        sessions = list(self._waiting.values())
+        sessions = [session for queue in self._waiting.values() for session in queue.values()]
         self._waiting.clear()
         return sessions
 

@@ -48,7 +48,7 @@ class Daemon:
         sweep()
         self.connections = Connections(self.loop, self.listener, config.max_clients, self._greet)
         self.settling = Settling()
-        self.supervisor = Supervisor(config, self.loop, self._worker_died)
+        self.supervisor = Supervisor(config, self.loop, self._worker_died, self.log)
         self.placement = Placement(lambda: self.engines.values(), lambda: self.supervisor.coming)
         self.budget = MemoryBudget(config.max_shared_memory)
         self.clients: dict[int, ClientLink] = {}
@@ -107,14 +107,22 @@ class Daemon:
         limits = self.config.client
         layout = ClientLayout(limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results)
         what = f"client pid {connection.peer.pid}"
-        self.budget.reserve(layout.size, what)
         try:
-            segment = Segment.create(layout.size, what)
+            pidfd = os.pidfd_open(connection.peer.pid)
+        except OSError as e:
+            raise ProtocolError(f"cannot watch the client's process {connection.peer.pid}: {e.strerror}") from e
+        try:
+            self.budget.reserve(layout.size, what)
+            try:
+                segment = Segment.create(layout.size, what)
+            except SharedMemoryError:
+                self.budget.release(layout.size)
+                raise
         except SharedMemoryError:
-            self.budget.release(layout.size)
+            os.close(pidfd)
             raise
         link = ClientLink(self.next_number(), connection.peer, segment, layout, limits, self.touched_clients.add)
-        handler = ClientHandler(self, connection, link)
+        handler = ClientHandler(self, connection, link, pidfd)
         self.clients[link.number] = link
         tell_models(self.engines.values(), [link])
         arena = min(limits.arena_bytes, self.config.max_shared_memory)
@@ -182,6 +190,8 @@ class Daemon:
     def open_session(self, link: ClientLink, message: frames.OpenSession) -> None:
         if message.session in link.sessions:
             raise ProtocolError(f"session {message.session} is open already")
+        if len(message.options) > frames.MAX_OPTIONS:
+            raise ProtocolError(f"options of {len(message.options)} bytes; at most {frames.MAX_OPTIONS} are allowed")
         session = Session(self.next_number(), link, message.session, message.model, message.options)
         link.sessions[message.session] = session
         self.open_sessions += 1
@@ -225,15 +235,16 @@ class Daemon:
         self.slots_changed = True
 
     def slot_opened(self, engine: EngineLink, slot: int, number: int) -> None:
-        session = engine.sessions.get(slot)
-        # The client may have closed it meanwhile; then its CloseSlot is on the way.
-        if session is not None and session.number == number and session.state is SessionState.OPENING:
+        session = engine.opening_answered(slot, number)
+        self.slots_changed = True
+        if session is not None:
             session.state = SessionState.OPEN
             session.client.tell(frames.SessionOpened(session.client_id, engine.number, engine.offer.model))
 
     def slot_refused(self, engine: EngineLink, message: frames.SlotRefused) -> None:
-        session = engine.sessions.get(message.slot)
-        if session is not None and session.number == message.session:
+        session = engine.opening_answered(message.slot, message.session)
+        self.slots_changed = True
+        if session is not None:
             engine.close(session, refused=True)
             code = ErrorCode.UNSUPPORTED if message.code == ErrorCode.UNSUPPORTED else ErrorCode.ENGINE_ERROR
             self._end_session(session, code, f"engine {engine.offer.spec} did not open the session: {message.message}")
@@ -264,6 +275,7 @@ class Daemon:
         )
         link = EngineLink(self.next_number(), connection.peer, offer, limits, self.config.linger_share)
         link.hang_up = lambda: self.connections.drop(connection, "the scheduler let the engine go")
+        link.read = lambda: self.connections.read_all(connection)
         link.read_and_hang_up = lambda why: self.connections.read_and_drop(connection, why)
         self.engines[link.number] = link
         worker = self.supervisor.worker_of(connection.peer.pid)
@@ -278,26 +290,52 @@ class Daemon:
         link.state = EngineState.READY
         worker = self.supervisor.worker_of(link.peer.pid)
         if worker is not None:
-            worker.was_ready = True
+            self.supervisor.is_ready(worker)
         self.slots_changed = True
         tell_models(self.engines.values(), self.clients.values())
 
+    def engine_hangs(self, link: EngineLink) -> None:
+        """Its batch has run for the whole step time-out. Its steps fail now; its rows return once it is dead."""
+        link.read()
+        batch = link.batch
+        if (
+            batch is None
+            or link.state is EngineState.DEAD
+            or time.monotonic() < batch.started + self.config.step_timeout_s
+        ):
+            return
+        message = (
+            f"engine {link.offer.spec} (pid {link.peer.pid}) has not finished batch {batch.number} of {len(batch.steps)} steps"
+            f" within {self.config.step_timeout_s:g} s; it is killed"
+        )
+        self.log(message)
+        self._abandon(link, ErrorCode.ENGINE_TIMEOUT, message)
+        # The end of its connection, which comes with its death, does the rest.
+        try:
+            os.kill(link.peer.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
     def engine_lost(self, link: EngineLink, why: str) -> None:
         """Its connection is gone: whatever its process still does, it gets no more work and its answers count no more."""
-        holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
-        message = f"engine {link.offer.spec} (pid {link.peer.pid}) ended{holding}: {why}"
-        if not self._ending:
-            self.log(message)
-        code = ErrorCode.SCHEDULER_STOPPED if self._ending else ErrorCode.ENGINE_DIED
-        link.abandon(code, message, self)
+        if link.state is not EngineState.DEAD:
+            holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
+            message = f"engine {link.offer.spec} (pid {link.peer.pid}) ended{holding}: {why}"
+            if not self._ending:
+                self.log(message)
+            self._abandon(link, ErrorCode.SCHEDULER_STOPPED if self._ending else ErrorCode.ENGINE_DIED, message)
         del self.engines[link.number]
         worker = self.supervisor.worker_of(link.peer.pid)
         if worker is not None and worker.link is link:
             if not self._ending:
                 self.supervisor.kill(worker)
         else:
-            # Not our child. Its host closes the connection only when no forward pass runs any more.
+            # Not our child. Its host closes the connection only when no forward pass runs any more, and the kernel only
+            # when no thread of it is left.
             link.buried()
+
+    def _abandon(self, link: EngineLink, code: ErrorCode, message: str) -> None:
+        link.abandon(code, message, self)
         self.slots_changed = True
         tell_models(self.engines.values(), self.clients.values())
 
@@ -307,8 +345,6 @@ class Daemon:
         if link is not None:
             link.read_and_hang_up(worker.last_exit)
             link.buried()
-        if not self._ending and worker.state is WorkerState.GIVEN_UP:
-            self.log(f"engine {worker.spec} did not start: {worker.last_exit}")
         self.slots_changed = True
 
     # --- the end of each turn -------------------------------------------------------------------------------------------
@@ -363,7 +399,8 @@ class Daemon:
             self.end()
             return
         self.stopping = True
-        self.log(f"stopping; {self.open_sessions} open sessions may take up to {drain_s:g} s")
+        if self.open_sessions and not self.config.launcher_pid:
+            self.log(f"stopping; {self.open_sessions} open sessions may take up to {drain_s:g} s")
         for session in self.placement.take_waiting():
             self._end_session(
                 session, ErrorCode.SCHEDULER_STOPPED, "the scheduler is stopping; it takes no new sessions"

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from shmsched.daemon.config import DaemonConfig
+from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import READ, EventLoop
 
-if TYPE_CHECKING:
-    from shmsched.daemon.engine_link import EngineLink
-
+MOST_FAILURES = 5
+"""Deaths in a row, with no batch completed in between, after which an engine is not started again."""
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 30.0
 
@@ -29,7 +28,7 @@ class WorkerState(Enum):
     ATTACHED = "attached"
     WAITING = "waiting to be restarted"
     GIVEN_UP = "given up"
-    """It never came up: starting it again would fail the same way."""
+    """It never came up, or died again and again: starting it once more would end the same way."""
     ENDED = "ended"
 
 
@@ -44,21 +43,32 @@ class Worker:
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     link: EngineLink | None = None
+    ready: bool = False
+    """This incarnation's engine has started."""
     was_ready: bool = False
+    """An engine of it has started at least once."""
     failures: int = 0
     """Deaths since a batch last completed."""
     restarts: int = 0
     last_exit: str = ""
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_dying(self) -> bool:
+        """Its engine is lost, and its process not reaped yet."""
+        return self.state is WorkerState.ATTACHED and self.link is not None and self.link.state is EngineState.DEAD
+
 
 class Supervisor:
     """Keeps the workers running. ``died(worker)`` is called once for each process, after it was reaped."""
 
-    def __init__(self, config: DaemonConfig, loop: EventLoop, died: Callable[[Worker], None]) -> None:
+    def __init__(
+        self, config: DaemonConfig, loop: EventLoop, died: Callable[[Worker], None], log: Callable[[str], None]
+    ) -> None:
         self._config = config
         self._loop = loop
         self._died = died
+        self._log = log
         self._ending = False
         self.workers = [
             Worker(engine.spec, engine.python or sys.executable, engine.env_of(copy))
@@ -76,7 +86,7 @@ class Supervisor:
     @property
     def coming(self) -> int:
         """Workers whose engine is not attached but may be soon."""
-        return sum(w.link is None and w.state in (WorkerState.STARTING, WorkerState.WAITING) for w in self.workers)
+        return sum(w.state in (WorkerState.STARTING, WorkerState.WAITING) or w.is_dying for w in self.workers)
 
     def worker_of(self, pid: int) -> Worker | None:
         return next((w for w in self.workers if w.process is not None and w.process.pid == pid), None)
@@ -84,6 +94,9 @@ class Supervisor:
     def attached(self, worker: Worker, link: EngineLink) -> None:
         worker.link = link
         worker.state = WorkerState.ATTACHED
+
+    def is_ready(self, worker: Worker) -> None:
+        worker.ready = worker.was_ready = True
 
     def kill(self, worker: Worker) -> None:
         """End the worker's process at once; ``died`` follows."""
@@ -134,15 +147,24 @@ class Supervisor:
     def _not_spawned(self, worker: Worker, message: str) -> None:
         worker.last_exit = message
         worker.state = WorkerState.GIVEN_UP
+        self._log(f"engine {worker.spec} did not start: {message}")
         self._died(worker)
         self._check_ended()
 
     def _spawned(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
         worker.process = process
         worker.started = time.monotonic()
+        worker.ready = False
+        limit = self._config.start_timeout_s
+        self._loop.call_at(worker.started + limit, lambda: self._expect_ready(worker, process, limit))
         worker.pidfd = os.pidfd_open(process.pid)
         self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
         if self._ending:
+            self.kill(worker)
+
+    def _expect_ready(self, worker: Worker, process: subprocess.Popen[bytes], limit: float) -> None:
+        if worker.process is process and not worker.ready:
+            self._log(f"engine {worker.spec} (pid {process.pid}) did not start within {limit:g} s; it is killed")
             self.kill(worker)
 
     def _exited(self, worker: Worker) -> None:
@@ -159,6 +181,13 @@ class Supervisor:
             worker.state = WorkerState.ENDED
         elif not worker.was_ready:
             worker.state = WorkerState.GIVEN_UP
+            self._log(f"engine {worker.spec} did not start: {worker.last_exit}")
+        elif worker.failures >= MOST_FAILURES:
+            worker.state = WorkerState.GIVEN_UP
+            self._log(
+                f"engine {worker.spec} died {worker.failures} times without completing a batch ({worker.last_exit});"
+                " it is not started again"
+            )
         else:
             worker.state = WorkerState.WAITING
             worker.restarts += 1

@@ -30,6 +30,8 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
         serve(EngineSpec.parse(spec).load()(), socket, spec=spec, wait=wait)
     except SchedulerDied:
         return 0
+    except KeyboardInterrupt:
+        return 130
     except ShmschedError as e:
         print(f"shmsched engine {spec} (pid {os.getpid()}): {e}", file=sys.stderr)
         return 1

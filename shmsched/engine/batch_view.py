@@ -71,6 +71,7 @@ class BatchView:
             )
         sampled = [i for i in range(n) if self._raw_rows[k0 + i] is None]
         for i in range(n):
+            self._scratch.pop(k0 + i, None)
             raw = self._raw_rows[k0 + i]
             if raw is not None:
                 raw[:] = logits[i]
@@ -92,6 +93,7 @@ class BatchView:
         for k in range(k0, stop):
             if self._raw_rows[k] is not None:
                 raise ValueError(f"set_tokens for output {k}, which asks for raw logits")
+            self._scratch.pop(k, None)
         self.token_ids[k0:stop] = ids
         if logprobs is not None:
             self.logprobs[k0:stop] = logprobs
@@ -105,7 +107,7 @@ class BatchView:
     def fail(self, i: int, message: str) -> None:
         """``steps[i]`` cannot be done: its tokens were not taken. Its session goes on from where it stood."""
         self._check_step(i)
-        self.failed[i] = message
+        self.failed[i] = str(message)
 
     def finish(self) -> list[int]:
         """Sample what was written through ``rows``. Returns the outputs that nothing was given for."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shmsched.engine.batch_view import BatchView, StepRow
 from shmsched.engine.contract import Engine, Limits
 from shmsched.engine.plan import Row, gather, passes, wanted
-from shmsched.errors import EngineStartError, ErrorCode, ProtocolError, Unsupported
+from shmsched.errors import EngineStartError, ErrorCode, ProtocolError, Unsupported, error_of
 from shmsched.memory.layouts import HEADER, LOGIT, STEP_DTYPE, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
@@ -108,7 +108,7 @@ class EngineHost:
         while (arrived := self._link.receive()) is not None:
             for message in arrived:
                 if isinstance(message, frames.Refused):
-                    raise ErrorCode(message.code).error(message.message)
+                    raise error_of(message.code, message.message)
                 if isinstance(message, frames.Attached):
                     limits = Limits(message.max_decode_sequences, message.max_prefill_chunk_size)
                     layout = BatchSlotLayout(limits.max_batch_size)

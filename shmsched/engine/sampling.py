@@ -19,7 +19,8 @@ _MASK = 2**64 - 1
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on ``seed`` and ``position`` alone (two rounds of SplitMix64, Steele et al. 2014)."""
     z = seed
-    for word in (position, 0):
+    # The seed is mixed before the position comes in, else seed 2 would give what seed 1 gives one position later.
+    for word in (0, position):
         z = (z + 0x9E3779B97F4A7C15 + word) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -36,10 +37,12 @@ def sample(
     off), float32 (n,).
     """
     chosen = np.argmax(logits, axis=1)
-    for i, p in enumerate(params):
-        if p.temperature > 0.0:
-            chosen[i] = _draw(logits[i], p, uniform(p.seed or 0, int(positions[i])))
-    return chosen, _logprobs(logits, chosen)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for i, p in enumerate(params):
+            # Where one logit is infinite it is certain; where none is a number there is nothing to draw from.
+            if p.temperature > 0.0 and np.isfinite(logits[i, chosen[i]]):
+                chosen[i] = _draw(logits[i], p, uniform(p.seed or 0, int(positions[i])))
+        return chosen, _logprobs(logits, chosen)
 
 
 def _draw(row: npt.NDArray[np.floating[Any]], params: SamplingParams, u: float) -> int:

@@ -54,9 +54,20 @@ class EngineSpec:
         except TypeError as e:
             takes = ", ".join(inspect.signature(engine_class).parameters) or "no options"
             raise EngineSpecError(f"engine {self.name!r}: {e}; it takes {takes}") from e
-        hints = typing.get_type_hints(engine_class.__init__)
+        try:
+            hints = typing.get_type_hints(engine_class.__init__)
+        except Exception as e:
+            raise EngineSpecError(
+                f"engine {self.name!r}: the annotations of its constructor cannot be resolved: {e}"
+            ) from e
         for key, value in bound.arguments.items():
-            bound.arguments[key] = _coerce(self.name, key, value, hints.get(key, str))
+            hint = hints.get(key, str)
+            if isinstance(value, dict):  # **options
+                bound.arguments[key] = {k: _coerce(self.name, k, v, hint) for k, v in value.items()}
+            elif isinstance(value, tuple):  # *arguments
+                bound.arguments[key] = tuple(_coerce(self.name, key, v, hint) for v in value)
+            else:
+                bound.arguments[key] = _coerce(self.name, key, value, hint)
         return lambda: engine_class(*bound.args, **bound.kwargs)
 
     def _resolve(self) -> tuple[type[Engine], str | None]:
@@ -112,7 +123,8 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 def _coerce(engine: str, key: str, value: str, hint: Any) -> Any:
     """``value`` as the type that the constructor asks for."""
-    wanted = [hint] if not isinstance(hint, types.UnionType) else [h for h in hint.__args__ if h is not type(None)]
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    wanted = [h for h in typing.get_args(hint) if h is not type(None)] if union else [hint]
     for kind in wanted:
         try:
             if kind is bool:

@@ -61,8 +61,12 @@ def _unpack_text(view: memoryview, at: int) -> tuple[str, int]:
         raise ProtocolError(f"a text is not UTF-8: {e}") from e
 
 
-def _pack_text(value: str) -> bytes:
-    return _short.pack(value.encode(errors="replace")[:65535])
+def _pack_text(value: str, most: int = 65535) -> bytes:
+    data = value.encode(errors="replace")
+    if len(data) > most:
+        # Cut between characters: half of one is no text.
+        data = data[:most].decode(errors="ignore").encode()
+    return _short.pack(data)
 
 
 def rows_part(row: struct.Struct, make: Callable[[tuple[Any, ...]], Any] | None = None) -> Part:
@@ -96,8 +100,13 @@ def _integers_part(code: str) -> Part:
     return Part(pack, unpack)
 
 
+_TEXTS_BYTES = 1 << 19
+
+
 def _pack_texts(values: tuple[str, ...]) -> bytes:
-    return len(values).to_bytes(4, "little") + b"".join([_pack_text(v) for v in values])
+    # However many there are and whatever they say, the frame stays one that the other side takes.
+    most = min(65535, _TEXTS_BYTES // max(1, len(values)))
+    return len(values).to_bytes(4, "little") + b"".join([_pack_text(v, most) for v in values])
 
 
 def _unpack_texts(view: memoryview, at: int) -> tuple[tuple[str, ...], int]:

@@ -149,6 +149,10 @@ class ArenaRefused(NamedTuple):
 # --- client to scheduler ------------------------------------------------------------------------------------------------
 
 
+MAX_OPTIONS = 65536
+"""Bytes that a session may pass to its engine."""
+
+
 @frame(32)
 class OpenSession(NamedTuple):
     """``model`` may be empty where there is one only. ``block``: wait for a free slot."""

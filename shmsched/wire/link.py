@@ -20,7 +20,9 @@ from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
 from shmsched.wire.framing import FrameSplitter
 from shmsched.wire.listener import check_path_length
 
-READ_SIZE = 1 << 18
+READ_SIZE = 1 << 16
+BACKLOG_S = 5.0
+"""How long to keep trying while the daemon's backlog is full."""
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
 _MAX_DESCRIPTORS = 64
 _ANCILLARY = socket.CMSG_SPACE(8 * 4)
@@ -45,6 +47,7 @@ class Link:
         """Connect and say hello. ``wait``: seconds to keep trying while no daemon answers yet."""
         check_path_length(os.fspath(path))
         deadline = time.monotonic() + wait
+        backlog_deadline = time.monotonic() + max(wait, BACKLOG_S)
         while True:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -55,15 +58,21 @@ class Link:
                 break
             except OSError as e:
                 sock.close()
-                if e.errno not in (errno.ENOENT, errno.ECONNREFUSED) or time.monotonic() >= deadline:
+                until = {errno.ENOENT: deadline, errno.ECONNREFUSED: deadline, errno.EAGAIN: backlog_deadline}
+                if time.monotonic() >= until.get(e.errno or 0, 0.0):
                     raise _unreachable(path, e) from e
-                # The daemon is starting: its socket appears by a rename or bind, which nothing announces.
+                # The daemon is starting, or many connect at once: neither a new socket nor a free place in its backlog
+                # announces itself.
                 time.sleep(0.02)
             except BaseException:
                 sock.close()
                 raise
         link = cls(Connection(sock.detach()))
-        link.send(Hello(MAGIC, MAJOR, MINOR, role))
+        try:
+            link.send(Hello(MAGIC, MAJOR, MINOR, role))
+        except SchedulerDied:
+            # Refused before it was greeted: why, is there to be received.
+            pass
         return link
 
     def send(self, message: Any) -> None:

@@ -86,7 +86,7 @@ class Listener:
 
 
 def _check_directory(directory: Path) -> None:
-    """The directory is ours and nobody else writes to it, or it is sticky, so that nobody can put another socket in place."""
+    """The directory is ours and nobody else writes to it, or it is sticky, and nobody can put another socket in place."""
     try:
         if not directory.exists():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,13 +95,13 @@ def _check_directory(directory: Path) -> None:
         raise SocketPathError(f"the socket's directory {directory} cannot be used: {e.strerror}") from e
     if not stat.S_ISDIR(info.st_mode):
         raise SocketPathError(f"the socket's directory {directory} is not a directory")
-    if info.st_mode & stat.S_ISVTX:
-        return
-    if info.st_uid != os.geteuid():
+    # What is sticky is safe from everybody but its owner.
+    sticky = bool(info.st_mode & stat.S_ISVTX)
+    if info.st_uid != os.geteuid() and not (sticky and info.st_uid == 0):
         raise SocketPathError(
             f"the socket's directory {directory} belongs to user {info.st_uid}, not to {os.geteuid()}"
         )
-    if info.st_mode & 0o022:
+    if info.st_mode & 0o022 and not sticky:
         raise SocketPathError(
             f"the socket's directory {directory} can be written by others (mode {stat.S_IMODE(info.st_mode):o}); chmod it to 700"
         )

@@ -13,7 +13,7 @@ from shmsched.wire.codec import pack, unpack
 from shmsched.wire.credentials import credentials
 from shmsched.wire.framing import FrameSplitter, framed
 
-READ_SIZE = 1 << 18
+READ_SIZE = 1 << 16
 MAX_OUTBOUND = 4 << 20
 
 
@@ -26,7 +26,7 @@ class Peer:
         self.pid, self.uid, _ = credentials(sock)
         self._splitter = FrameSplitter()
         self._outbound: deque[tuple[bytes, int]] = deque()
-        self._max_outbound = max_outbound
+        self.max_outbound = max_outbound
         self.outbound_bytes = 0
         self.on_pending: Callable[[], None] = lambda: None
         """Called when there is something to flush."""
@@ -57,7 +57,7 @@ class Peer:
     @property
     def overfull(self) -> bool:
         """The peer does not read: more waits for it than it is allowed."""
-        return self.outbound_bytes > self._max_outbound
+        return self.outbound_bytes > self.max_outbound
 
     def flush(self) -> bool:
         """Write what the socket takes now. True if nothing is left. Raises OSError if the peer is gone."""
@@ -73,6 +73,10 @@ class Peer:
             except BlockingIOError:
                 self._outbound.appendleft((data, fd))
                 return False
+            except OSError:
+                # ``close`` still has the descriptor to close.
+                self._outbound.appendleft((data, fd))
+                raise
             self.outbound_bytes -= sent
             if fd >= 0:
                 # It went out with the first byte; what is left of the frame must not carry it again.

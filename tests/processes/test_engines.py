@@ -230,3 +230,53 @@ def test_serve_hosts_an_engine_from_ones_own_program(tmp_path: Path) -> None:
 
 def ready(cluster: shmsched.Cluster) -> int:
     return sum(e["state"] == "ready" for e in cluster.status()["engines"])
+
+
+def test_a_hanging_engine_is_killed_at_the_step_timeout_and_started_again() -> None:
+    with (
+        shmsched.launch(MOODY, engines=2, step_timeout_s=0.5) as cluster,
+        cluster.client(arena_bytes=VOCAB * 4) as client,
+    ):
+        stuck, other = client.open_session(), client.open_session()
+        other.submit([1]).result(DEADLINE)
+        future = stuck.submit([moods.HANG], sampling=None)
+        with pytest.raises(shmsched.EngineTimeout, match=r"has not finished batch 1 of 1 steps within 0.5 s"):
+            future.result(DEADLINE)
+        assert other.submit([2]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1, 2]), VOCAB)]
+        wait_until(lambda: client._channel.arena._allocator.held == 0, "the rows to come back")  # type: ignore[union-attr]
+        wait_until(lambda: ready(cluster) == 2, "the hanging engine to be started again")
+        assert cluster.status()["ledger"]["balanced"]
+
+
+def test_the_rows_of_a_stopped_engine_come_back_with_its_death() -> None:
+    """F13, rule 3: the step times out, but its rows stay reserved until the engine is dead."""
+    moody = f"{MOODY}?step_us=300000"
+    with shmsched.launch(moody, step_timeout_s=1.0) as cluster, cluster.client(arena_bytes=VOCAB * 4) as client:
+        session = client.open_session()
+        future = session.submit([1], sampling=None)
+        wait_until(lambda: cluster.status()["engines"][0]["in_flight"], "the step to run")
+        os.kill(cluster.status()["engines"][0]["pid"], signal.SIGSTOP)
+        with pytest.raises(shmsched.EngineTimeout):
+            future.result(DEADLINE)
+        wait_until(lambda: client._channel.arena._allocator.held == 0, "the rows to come back")  # type: ignore[union-attr]
+        wait_until(lambda: ready(cluster) == 1, "another engine to be started")
+
+
+def test_an_engine_that_dies_again_and_again_is_given_up_with_a_reason() -> None:
+    with shmsched.launch(MOODY) as cluster, cluster.client() as client:
+        for _ in range(5):
+            with pytest.raises((shmsched.EngineDied, shmsched.SessionLost)):
+                client.open_session(timeout=DEADLINE).submit([moods.DIE]).result(DEADLINE)
+        wait_until(lambda: cluster.status()["workers"][0]["state"] == "given up", "the engine to be given up")
+        with pytest.raises(shmsched.NoEngine):
+            client.open_session()
+
+
+def test_an_engine_that_takes_too_long_to_start_is_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom shmsched.workers.echo import Echo\n\n\nclass Slow(Echo):\n"
+        "    def start(self, limits):\n        time.sleep(600)\n"
+    )
+    with pytest.raises(shmsched.EngineStartError):
+        shmsched.launch(f"{tmp_path}/slow.py:Slow", start_timeout_s=2.0)
+    assert "did not start within 2 s" in capfd.readouterr().err

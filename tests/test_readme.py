@@ -1,0 +1,87 @@
+"""What the README shows is run: its programs, its engine, its configuration and its commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmsched
+from shmsched.daemon.config import read_config
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DEADLINE = 60.0
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def block(language: str, containing: str) -> str:
+    (found,) = [b for b in blocks(language) if containing in b]
+    return found
+
+
+def test_the_client_example_runs() -> None:
+    program = block("python", "shmsched.launch(")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(1, 32000)\n"
+    assert done.stderr == ""
+
+
+def test_the_engine_example_is_complete_and_under_40_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = block("python", "# bigram.py")
+    assert len(source.splitlines()) < 40
+    (tmp_path / "bigram.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    (spec,) = re.findall(r"--engine '(bigram\.py:[^']+)'", README)
+    with shmsched.launch(spec) as cluster, cluster.client() as client, client.open_session() as session:
+        assert client.models["bigram"].info.vocab_size == 1000
+        assert session.submit([1, 2, 3, 1]).result(DEADLINE).tokens.tolist() == [2]
+        rows = session.submit([2, 3], output_rows=shmsched.OutputRows.ALL).result(DEADLINE).tokens.tolist()
+        assert rows == [3, 1]
+        assert session.submit([7, 8, 7], position=2).result(DEADLINE).tokens.tolist() == [8]
+
+
+def test_the_configuration_example_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(block("toml", "[[engine]]"))
+    settings = read_config(path)
+    assert settings["max_prefill_chunk_size"] == 512
+    (engine,) = settings["engines"]
+    assert (engine.spec, engine.copies) == ("gemma", 2)
+    assert [engine.env_of(copy)["CUDA_VISIBLE_DEVICES"] for copy in range(2)] == ["0", "1"]
+
+
+def test_every_command_and_option_that_it_names_exists() -> None:
+    named = re.findall(r"shmsched (up|engine|stop|status|generate|demo|stress)((?: --[a-z-]+| [^\s`|#&]+)*)", README)
+    assert len({command for command, _ in named}) == 7
+    for command in sorted({command for command, _ in named}):
+        shown = subprocess.run(
+            [Path(sys.executable).with_name("shmsched"), command, "--help"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert shown.returncode == 0, shown.stderr
+        for option in {o for c, rest in named if c == command for o in re.findall(r"--[a-z-]+", rest)}:
+            assert option in shown.stdout, f"shmsched {command} has no {option}"
+
+
+def test_every_path_that_it_names_exists() -> None:
+    for name in re.findall(r"`((?:scheduling|memory|wire)/[a-z_]+\.py)`", README):
+        assert (ROOT / "shmsched" / name).is_file(), name
+    for name in re.findall(
+        r"`((?:client|daemon|engine|scheduling)/[a-z_]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()
+    ):
+        assert (ROOT / "shmsched" / name).is_file(), name
