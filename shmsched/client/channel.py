@@ -111,9 +111,8 @@ class Channel:
                 f"{submission.n_rows} sampled rows in one step; at most {self._results.capacity} are outstanding"
             )
 
-    def submit(self, submission: Submission, block: bool, timeout: float | None) -> StepFuture:
-        """Send all of it or nothing. The caller holds the lock and has checked the submission. Raises Full."""
-        self._wait_for_room(submission, block, timeout)
+    def submit(self, submission: Submission) -> StepFuture:
+        """Send all of it or nothing. The caller holds the lock, has checked the submission and has seen that nothing lacks."""
         params, session = submission.params, submission.session
         n_rows = submission.n_rows
         raw = params.sampling is None and n_rows > 0
@@ -142,23 +141,7 @@ class Channel:
         self._link.send(frames.Submit(self._ring.written, self._records.read, self._results.read, descriptors))
         return future
 
-    def _wait_for_room(self, submission: Submission, block: bool, timeout: float | None) -> None:
-        if not block and self._link.would_block():
-            raise Full("the scheduler is behind with reading; try again, or submit with block=True")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (lacking := self._lacking(submission)) is not None:
-            if self.dead is not None:
-                raise self.dead
-            if not block:
-                raise Full(f"{lacking}; submit with block=True to wait")
-            if threading.current_thread() is self.receiver:
-                raise Full(f"{lacking}; a future's callback cannot wait for room, since it is what makes room")
-            if not self._room.wait(None if deadline is None else deadline - time.monotonic()):
-                raise Full(f"{lacking}, and {timeout:g} s of waiting did not change that")
-        if self.dead is not None:
-            raise self.dead
-
-    def _lacking(self, submission: Submission) -> str | None:
+    def lacking(self, submission: Submission) -> str | None:
         """What there is no room for now, in words."""
         if submission.n_tokens > self._ring.room:
             return f"{submission.n_tokens} tokens do not fit the {self._ring.room} free cells of the token ring"
@@ -169,6 +152,17 @@ class Channel:
         if self._outstanding_results + submission.n_rows > self._results.capacity:
             return f"{self._outstanding_results} sampled rows are outstanding, of at most {self._results.capacity}"
         return None
+
+    def wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
+        """Give up the lock until some room has come back; whatever the caller knew may have changed then.
+
+        False if the deadline came first. Raises Full where waiting is not wanted, or would be for ever.
+        """
+        if not block:
+            raise Full(f"{lacking}; submit with block=True to wait")
+        if threading.current_thread() is self.receiver:
+            raise Full(f"{lacking}; a future's callback cannot wait for room, since it is what makes room")
+        return self._room.wait(None if deadline is None else deadline - time.monotonic())
 
     def withdraw(self, future: StepFuture) -> bool:
         """Ask the scheduler to cancel a submission. False if it was answered before."""
@@ -182,6 +176,8 @@ class Channel:
             if not last.session.supports_rewind:
                 first = next(r for r in range(first, future.last_request + 1) if r in self._pending)
             position = future.start if first == future.first_request else self._pending[first].position
+            # What was submitted after it goes with it, also where that had rewound the session further.
+            position = last.session.earliest_from(first, position)
             last.session.rewound(self._next_request, position)
             self._link.send(frames.Cancel(last.session.session_id, first, position))
         return True

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -143,7 +143,9 @@ class Client:
             opened = answer.result(timeout)
         except TimeoutError:
             with self._channel.lock:
+                # It may have been opened between the time-out and here; nobody will ever hold it.
                 self._opening.pop(session_id, None)
+                self._sessions.pop(session_id, None)
                 self._link.send(frames.CloseSession(session_id))
             what = f"model {model!r}" if model else "the daemon"
             raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
@@ -168,16 +170,14 @@ class Client:
         if len(tokens) > chunk:
             raise InvalidRequest(f"request {request.request_id} has {len(tokens)} tokens; a step has at most {chunk}")
         params = request.params
-        with self._channel.lock:
-            if params.sampling is None and params.output_rows is not OutputRows.NONE:
-                self._ensure_arena()
+
+        def make() -> Submission:
             if self._channel.id_is_outstanding(request.request_id):
                 raise InvalidRequest(f"request {request.request_id} is still outstanding; ids may repeat once settled")
-            return self._send(
-                Submission(session, request.request_id, [tokens], params.position, params, session.seed),
-                block,
-                block_timeout,
-            )
+            return Submission(session, request.request_id, [tokens], params.position, params, session.seed)
+
+        with self._channel.lock:
+            return self._send(make, params, block, block_timeout)
 
     def close(self) -> None:
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
@@ -216,15 +216,40 @@ class Client:
         if output_rows is OutputRows.ALL and len(array) > size:
             raise InvalidRequest(f"output_rows=ALL with {len(array)} tokens; they must fit one chunk of {size}")
         chunks = [array[i : i + size] for i in range(0, len(array), size)] if len(array) > size else [array]
-        with self._channel.lock:
-            if sampling is None and output_rows is not OutputRows.NONE:
-                self._ensure_arena()
-            start = session._position if position is None else position
-            params = RequestParams(start, sampling, output_rows)
-            request_id = self._channel.next_request_id()
-            return self._send(Submission(session, request_id, chunks, start, params, session.seed), block, timeout)
 
-    def _send(self, submission: Submission, block: bool, timeout: float | None) -> StepFuture:
+        def make() -> Submission:
+            start = session._position if position is None else position
+            request_id = self._channel.next_request_id()
+            return Submission(
+                session, request_id, chunks, start, RequestParams(start, sampling, output_rows), session.seed
+            )
+
+        with self._channel.lock:
+            return self._send(make, RequestParams(0, sampling, output_rows), block, timeout)
+
+    def _send(
+        self, make: Callable[[], Submission], params: RequestParams, block: bool, timeout: float | None
+    ) -> StepFuture:
+        """Submit what ``make`` makes, once there is room. The caller holds the lock, which waiting gives up: so it is made
+        and checked again after each wait, by what is true then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if params.sampling is None and params.output_rows is not OutputRows.NONE:
+            self._ensure_arena()
+        while True:
+            submission = make()
+            self._check(submission)
+            lacking = self._channel.lacking(submission)
+            if lacking is None:
+                break
+            if not self._channel.wait_for_room(lacking, block, deadline):
+                raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
+        future = self._channel.submit(submission)
+        end = submission.position + submission.n_tokens
+        submission.session.submitted(future.first_request, submission.position, end)
+        return future
+
+    def _check(self, submission: Submission) -> None:
+        """Refuse what can never run as it stands."""
         session, start = submission.session, submission.position
         self._check_usable()
         session.check_open()
@@ -244,9 +269,6 @@ class Client:
                 f" model {session.model.info.model!r} cannot rewind"
             )
         self._channel.check_fits(submission)
-        future = self._channel.submit(submission, block, timeout)
-        session.submitted(future.first_request, start, end)
-        return future
 
     def _close_session(self, session: Session) -> None:
         if self._pid != os.getpid():
@@ -384,7 +406,7 @@ class Client:
 
     def _forked(self) -> None:
         """In a forked child: its copy of the socket would hide this client's end from the daemon."""
-        self._link.close()
+        self._link.abandon()
         error = UsedAfterFork(f"this future belongs to a client of process {self._pid}; make a new Client in this one")
         for future in self._channel.outstanding_futures():
             future.fail_in_forked_child(error)

@@ -20,6 +20,8 @@ class StepFuture(Future[Response]):
     def __init__(self, withdraw: Callable[[StepFuture], bool]) -> None:
         super().__init__()
         self._withdraw = withdraw
+        # Its canceller and the receiver may both come to cancel it; Future takes a second time for a fault.
+        self._settling = threading.RLock()
         self.first_request = self.last_request = 0
         """The numbers of its first and last chunk on the wire."""
         self.start = 0
@@ -37,12 +39,10 @@ class StepFuture(Future[Response]):
         return self.cancelled()
 
     def settle_cancelled(self) -> None:
-        """Cancelled, and seen to be: ``wait`` and ``as_completed`` return only those that are notified."""
-        if super().cancel():
-            try:
+        """Cancelled, and seen to be: ``wait`` and ``as_completed`` return only those that are notified. Idempotent."""
+        with self._settling:
+            if not self.done() and super().cancel():
                 self.set_running_or_notify_cancel()
-            except (InvalidStateError, RuntimeError):
-                pass
 
     def settle(self, response: Response) -> None:
         try:

@@ -103,6 +103,10 @@ class Session:
         self._rewinds.append((request, position))
         self._position = position
 
+    def earliest_from(self, request: int, position: int) -> int:
+        """The least of ``position`` and of where the submissions after ``request`` rewound to."""
+        return min([position, *(p for r, p in self._rewinds if r > request)])
+
     def step_failed(self, request: int, position: int) -> None:
         """The step did not happen: the session stands where it started, unless it was rewound to there or below since."""
         if not any(r > request and p <= position for r, p in self._rewinds):

@@ -20,11 +20,13 @@ def as_tokens(tokens: Tokens, vocab_size: int) -> npt.NDArray[np.int32]:
     if array.size == 0:
         raise InvalidRequest("tokens are empty; a step has at least one token")
     if array.dtype.kind not in "iu":
-        # Integers beyond 64 bits make an object array: the first that is out of range is what to name.
-        wrong = next((t for t in array.tolist() if isinstance(t, bool) or not isinstance(t, int)), array[0])
-        if array.dtype.kind == "O" and isinstance(wrong, int) and not isinstance(wrong, bool):
-            raise _outside(max(array.tolist(), key=abs), vocab_size)
-        raise InvalidRequest(f"token {wrong!r} is not an integer (tokens of type {array.dtype})")
+        # One float or text among them turns all into such: what the caller wrote is what to name. Integers beyond 64 bits
+        # make objects or floats of all.
+        values = array.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
+        for value in values:
+            if not isinstance(value, int | np.integer) or isinstance(value, bool):
+                raise InvalidRequest(f"token {value!r} is not an integer (tokens of type {array.dtype})")
+        array = np.array(values, object)
     least, most = int(array.min()), int(array.max())
     if least < 0 or most >= vocab_size:
         raise _outside(least if least < 0 else most, vocab_size)

@@ -17,7 +17,7 @@ from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, 
 from shmsched.wire.codec import pack, unpack
 from shmsched.wire.credentials import credentials, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
-from shmsched.wire.framing import FrameSplitter
+from shmsched.wire.framing import FrameSplitter, framed
 from shmsched.wire.listener import check_path_length
 
 READ_SIZE = 1 << 16
@@ -36,6 +36,8 @@ class Link:
         self._sock = socket.socket(fileno=connection.fileno())
         self._splitter = FrameSplitter()
         self._send_lock = threading.Lock()
+        self._outbound = bytearray()
+        self._flusher: threading.Thread | None = None
         self._descriptors: list[int] = []
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -76,19 +78,41 @@ class Link:
         return link
 
     def send(self, message: Any) -> None:
-        """Send one frame, whole. Raises SchedulerDied if the connection is gone."""
-        payload = pack(message)
-        try:
-            with self._send_lock:
-                self._connection.send_bytes(payload)
-        except OSError as e:
-            raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
+        """Send one frame, or leave it to a thread if the scheduler is behind: no caller waits, whatever lock it holds.
 
-    def would_block(self) -> bool:
-        """The scheduler is so far behind that a send might have to wait."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLOUT)
-        return not poll.poll(0)
+        What waits is bounded by what the caller may have outstanding. Raises SchedulerDied if the connection is gone.
+        """
+        data = framed(pack(message))
+        with self._send_lock:
+            if self._flusher is not None:
+                self._outbound += data
+                return
+            try:
+                sent = self._sock.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            except OSError as e:
+                raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
+            if sent < len(data):
+                self._outbound += data[sent:]
+                self._flusher = threading.Thread(target=self._flush, name="shmsched-sender", daemon=True)
+                self._flusher.start()
+
+    def _flush(self) -> None:
+        """Send what waits, at the scheduler's pace, until nothing does."""
+        try:
+            while True:
+                with self._send_lock:
+                    data = bytes(self._outbound[:READ_SIZE])
+                    if not data:
+                        self._flusher = None
+                        return
+                sent = self._sock.send(data)
+                with self._send_lock:
+                    del self._outbound[:sent]
+        except OSError:
+            # The connection is over, which whoever receives from it is told.
+            pass
 
     def receive(self, timeout: float | None = None) -> list[Any] | None:
         """The frames that have arrived, waiting up to ``timeout`` seconds for the first; None at the end of the stream."""
@@ -125,7 +149,17 @@ class Link:
             pass
 
     def close(self) -> None:
-        """Close this process's copy of the connection. Idempotent."""
+        """End the connection. Idempotent."""
+        if self._closed:
+            return
+        self.shutdown()
+        flusher = self._flusher
+        if flusher is not None:
+            flusher.join()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close this process's copy of the connection and leave the other's alone, as a forked child must. Idempotent."""
         if self._closed:
             return
         self._closed = True

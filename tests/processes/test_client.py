@@ -160,6 +160,42 @@ def test_cancelling_a_long_prompt_cancels_it_as_a_whole(slow: shmsched.Cluster) 
         assert not prompt.cancel() or prompt.cancelled()
 
 
+def test_cancelling_takes_a_rewind_behind_it_along(slow: shmsched.Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    with slow.client() as client, client.open_session() as session:
+        history = list(range(10))
+        session.submit(history).result(DEADLINE)
+        first = session.submit([1, 2])
+        rewound = session.submit([3, 4, 5], position=5)
+        last = session.submit([6])
+        assert first.cancel()
+        assert not wait([rewound, last], DEADLINE).not_done
+        # The rewind may have begun to run: only what is before it is known to stand.
+        assert session.position == 5
+        response = session.submit([9]).result(DEADLINE)
+        assert response.tokens.tolist() == [answer(advance(0, [*history[:5], 9]), VOCAB)]
+    assert caplog.records == []
+
+
+def test_a_submission_that_waited_starts_where_the_session_stands_then(slow: shmsched.Cluster) -> None:
+    """The daemon is stopped, so that room is what the first submission left; a shorter one overtakes the one that waits."""
+    with slow.client() as client, client.open_session() as filler, client.open_session() as session:
+        os.kill(slow.pid, signal.SIGSTOP)
+        try:
+            fill = filler.submit([1] * 4 * 8190)
+            waited = threading.Thread(target=lambda: session.submit([2] * 12), daemon=True)
+            waited.start()
+            wait_until(lambda: client._channel._room._waiters, "the long submission to wait for room")  # type: ignore[attr-defined]
+            overtaking = session.submit([3])
+        finally:
+            os.kill(slow.pid, signal.SIGCONT)
+        fill.cancel()
+        waited.join(DEADLINE)
+        overtaking.result(DEADLINE)
+        assert session.position == 13
+        response = session.submit([4]).result(DEADLINE)
+        assert response.tokens.tolist() == [answer(advance(0, [3, *[2] * 12, 4]), VOCAB)]
+
+
 def test_cancel_of_a_finished_step_says_no(session: shmsched.Session) -> None:
     future = session.submit([1])
     future.result(DEADLINE)
@@ -197,7 +233,7 @@ def test_full_with_block_false_and_room_again_later(slow: shmsched.Cluster) -> N
         session.submit([2])
         with pytest.raises(shmsched.Full, match="8192 steps are outstanding, of at most 8192"):
             session.submit([3], block=False)
-        with pytest.raises(shmsched.Full, match=r"0.05 s of waiting"):
+        with pytest.raises(shmsched.Full, match=r"waiting 0.05 s"):
             session.submit([3], block_timeout=0.05)
         prompt.cancel()
         assert session.submit([3], block_timeout=DEADLINE).result(DEADLINE).tokens.size == 1
