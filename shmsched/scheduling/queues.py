@@ -1,0 +1,248 @@
+"""Where batches form: the queued steps, and which of them go next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, overload
+
+from shmsched.scheduling.lanes import Lane, QueuedStep
+from shmsched.scheduling.params import SchedulerParams
+from shmsched.scheduling.rotation import NEVER, Rotation
+
+__all__ = ["QueuedStep", "StepQueues"]
+
+S = TypeVar("S", bound=QueuedStep)
+B = TypeVar("B")
+
+
+class StepQueues(Generic[S]):
+    """Queued steps: decodes by arrival, prefill chunks in rotation over the sessions.
+
+    Keeps rules G1 to G9 and X1 to X4 of spec/scheduling.md. A step costs O(log n) at most, whatever is queued.
+    Chunks are at most ``max_prefill_chunk_size``: whoever pushes has checked it. Not thread-safe.
+
+    With exclusive sessions a session has one lane for all its steps, and only the one at the head may go. Else it has
+    a lane of decodes, any of which may go, and a lane of chunks.
+    """
+
+    def __init__(self, params: SchedulerParams, exclusive_sessions: bool = False) -> None:
+        self._params = params
+        self._exclusive = exclusive_sessions
+        self._first_rank = self._last_rank = 0
+        self._queued = self._queued_chunks = 0
+        self._ready: dict[int, S] = {}  # the decodes that may go, by rank
+        self._order: list[int] = []  # a heap of their ranks, and of stale ones, which _ready does not have
+        self._chunk_lanes: dict[Hashable, Lane[S]] = {}  # by session; an empty lane only while it keeps its turn
+        self._decode_lanes: dict[Hashable, Lane[S]] = self._chunk_lanes if exclusive_sessions else {}
+        self._rotation: Rotation[Lane[S]] = Rotation()  # the lanes that hold chunks, and the vacant ones
+        self._vacant: dict[Lane[S], None] = {}  # lanes without chunks that keep their turn: see remove()
+
+    def __len__(self) -> int:
+        return self._queued
+
+    @property
+    def ready_decodes(self) -> int:
+        """How many decodes could go now, were the batch large enough."""
+        return len(self._ready)
+
+    @property
+    def queued_chunks(self) -> int:
+        """How many prefill chunks are queued."""
+        return self._queued_chunks
+
+    def push(self, step: S) -> None:
+        """Queue a step behind all others."""
+        rank = step.rank = self._last_rank = self._last_rank + 1
+        lane = self._lane_for(step)
+        lane.append(step)
+        self._queued += 1
+        if step.n_tokens > 1:
+            self._queued_chunks += 1
+            if lane.n_chunks == 1:
+                self._rotation.offer(lane, _offer_of(lane))
+        elif lane.head is step or not self._exclusive:
+            self._ready[rank] = step
+            heappush(self._order, rank)
+
+    def push_front(self, step: S) -> None:
+        """Queue a step before all others of its session; a decode before all other decodes too."""
+        step.rank = self._first_rank = self._first_rank - 1
+        lane = self._lane_for(step)
+        if self._exclusive and lane.head is not None:
+            self._unready(lane.head)  # only the head of a session may go, and that is another one now
+        lane.prepend(step)
+        self._queued += 1
+        if step.n_tokens > 1:
+            self._queued_chunks += 1
+            self._rotation.offer(lane, _offer_of(lane))
+        self._show_head(lane)
+
+    def remove(self, step: S) -> bool:
+        """Take one step out, from the middle too. False if it is not queued here.
+
+        A session that loses its last chunk this way keeps its turn until a batch has formed: who submits a chunk in place
+        of one that failed does not go to the back for it. (The recorded traces hold us to this.)
+        """
+        lanes = self._decode_lanes if step.n_tokens == 1 else self._chunk_lanes
+        lane = lanes.get(step.session)
+        if lane is None or lane is not step.lane:
+            return False
+        lane.unlink(step)
+        self._queued -= 1
+        if step.n_tokens == 1:
+            self._unready(step)
+        else:
+            self._queued_chunks -= 1
+            lane.vacated |= lane.n_chunks == 0 or step.rank == lane.last_chunk
+            if lane.n_chunks == 0:
+                self._vacant[lane] = None
+        if self._exclusive or step.n_tokens > 1:
+            self._show_head(lane)
+        if lane.head is None and lane.place < 0:
+            del lanes[lane.session]
+        if len(self._vacant) > 2 * self._queued + 64:
+            self._end_vacancies()  # turns kept for sessions that do not come back must not pile up
+        return True
+
+    def drop_session(self, session: Hashable) -> list[S]:
+        """Take out all queued steps of a session, and its turn. Returns them in the order they would have gone in."""
+        steps: list[S] = []
+        for lane in (self._decode_lanes.pop(session, None), self._chunk_lanes.pop(session, None)):
+            while lane is not None and lane.head is not None:
+                step = lane.head
+                lane.unlink(step)
+                steps.append(step)
+                self._queued -= 1
+                if step.n_tokens == 1:
+                    self._unready(step)
+                else:
+                    self._queued_chunks -= 1
+            if lane is not None and lane.place >= 0:
+                self._rotation.leave(lane)
+                self._vacant.pop(lane, None)
+        steps.sort(key=attrgetter("rank"))
+        return steps
+
+    def clear(self) -> list[S]:
+        """Take out everything. Returns it in order of arrival, after what was put back at the front."""
+        sessions = [*self._decode_lanes, *self._chunk_lanes]
+        return sorted((step for session in sessions for step in self.drop_session(session)), key=attrgetter("rank"))
+
+    @overload
+    def take(self) -> list[S]: ...
+    @overload
+    def take(self, build: Callable[[list[S]], B]) -> B: ...
+    def take(self, build: Callable[[list[S]], Any] = list) -> Any:
+        """Form the next batch, decodes first, and hand it over. Returns what ``build`` makes of the list of its steps.
+
+        If ``build`` raises, or anything before it, every step is still queued, in the same order: nothing has left by
+        then but ranks of decodes, and they are put back. What comes after touches only the queues' own structures.
+        """
+        decodes: list[S] = []
+        try:
+            self._pop_decodes(decodes)
+            chunks, last_asked = self._select_chunks(self._params.max_batch_size - len(decodes))
+            batch = build(decodes + chunks)
+        except BaseException:
+            for step in decodes:
+                self._ready[step.rank] = step
+                heappush(self._order, step.rank)
+            raise
+        # Not before the batch is closed does a session show its next step: that one must not join the one before it.
+        self._queued -= len(decodes) + len(chunks)
+        self._queued_chunks -= len(chunks)
+        for step in decodes:
+            lane: Lane[S] = step.lane
+            lane.unlink(step)
+            if self._exclusive:
+                self._show_head(lane)
+            if lane.head is None and lane.place < 0:
+                del self._decode_lanes[lane.session]
+        if self._vacant:
+            self._end_vacancies()
+        for i, step in enumerate(chunks):
+            lane = step.lane
+            lane.unlink(step)
+            if lane.n_chunks:
+                self._rotation.to_back(lane)
+            elif lane.vacated and i >= last_asked:  # the batch was full before this session was asked again
+                self._rotation.to_back(lane)
+                self._vacant[lane] = None
+            else:
+                self._rotation.leave(lane)
+            self._show_head(lane)
+            if lane.head is None and lane.place < 0:
+                del self._chunk_lanes[lane.session]
+        return batch
+
+    def _pop_decodes(self, decodes: list[S]) -> None:
+        """Move the first decodes that may go into the list, as many as a batch may hold."""
+        order, ready, most = self._order, self._ready, self._params.max_decode_sequences
+        while order and len(decodes) < most:
+            rank = order[0]
+            step = ready.get(rank)
+            if step is not None:
+                decodes.append(step)  # before it is out of the line: take() puts back what is in the list
+                del ready[rank]
+            heappop(order)
+
+    def _select_chunks(self, room: int) -> tuple[list[S], int]:
+        """The chunks to go, pass after pass over the sessions, and how many of these were asked for a following one.
+
+        Changes nothing.
+        """
+        chunks: list[S] = []
+        lane = self._rotation.first(room)
+        while lane is not None:
+            step = lane.head
+            assert step is not None
+            chunks.append(step)
+            room -= step.n_tokens
+            lane = self._rotation.first(room, lane.place + 1)
+        # The room only shrinks, so who was passed over once would be again: later passes ask only those that took.
+        asked = 0
+        while room > 0 and asked < len(chunks):
+            took, asked = chunks[asked:], len(chunks)
+            for step in took:
+                following = step.after
+                if following is not None and 1 < following.n_tokens <= room:
+                    chunks.append(following)
+                    room -= following.n_tokens
+        return chunks, asked
+
+    def _lane_for(self, step: S) -> Lane[S]:
+        lanes = self._decode_lanes if step.n_tokens == 1 else self._chunk_lanes
+        lane = lanes.get(step.session)
+        if lane is None:
+            lane = lanes[step.session] = Lane(step.session)
+        return lane
+
+    def _show_head(self, lane: Lane[S]) -> None:
+        """The step at the head of a lane may go from now on; a chunk, when it is its session's turn."""
+        head = lane.head
+        if head is not None and head.n_tokens == 1 and head.rank not in self._ready:
+            self._ready[head.rank] = head
+            heappush(self._order, head.rank)
+        if lane.place >= 0:
+            self._rotation.offer(lane, _offer_of(lane))
+
+    def _unready(self, step: S) -> None:
+        """The step may not go, if it could. Its rank in the heap is stale then; stale ranks are swept out in bulk."""
+        self._ready.pop(step.rank, None)
+        if len(self._order) > 2 * len(self._ready) + 64:
+            self._order[:] = sorted(self._ready)
+
+    def _end_vacancies(self) -> None:
+        for lane in self._vacant:
+            if lane.n_chunks == 0:
+                self._rotation.leave(lane)
+                if lane.head is None:
+                    del self._chunk_lanes[lane.session]
+        self._vacant.clear()
+
+
+def _offer_of(lane: Lane[S]) -> int:
+    head = lane.head
+    return NEVER if head is None or head.n_tokens == 1 else head.n_tokens
