@@ -1,0 +1,140 @@
+"""The gemma engine: Gemma 3 in numpy, from a GGUF file."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+from shmsched.errors import EngineStartError
+from shmsched.workers.gemma_attention import Span
+from shmsched.workers.gemma_config import read_config
+from shmsched.workers.gemma_files import cache_directory, demo_file
+from shmsched.workers.gemma_model import GemmaModel
+from shmsched.workers.gemma_weights import load_weights
+from shmsched.workers.gguf_file import GgufFile
+from shmsched.workers.gguf_tokenizer import stop_tokens
+from shmsched.workers.kv_blocks import BLOCK_TOKENS, KvBlocks
+
+Floats = npt.NDArray[np.float32]
+
+_HEAD_ROWS = 64
+"""Rows of logits computed at a time: 67 MB with 262,144 pieces, and enough for the head to run at its full speed."""
+
+
+class Gemma(Engine):
+    """Options: ``path`` of a GGUF file (default: the weights of the ``demo`` extra); ``max_sessions``;
+    ``max_session_tokens`` (at most the model's context); ``kv_tokens``, the room for tokens of all sessions together
+    (default: enough for every session at its longest); ``cache``, the directory for dequantized weights; ``threads``
+    for BLAS (default: its own choice)."""
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        max_sessions: int = 16,
+        max_session_tokens: int = 4096,
+        kv_tokens: int = 0,
+        cache: str = "",
+        threads: int = 0,
+    ) -> None:
+        if kv_tokens < 0 or threads < 0:
+            raise EngineStartError(f"gemma: kv_tokens is {kv_tokens} and threads {threads}; neither can be negative")
+        self._cache = cache_directory(cache)
+        self._file = GgufFile(path or demo_file(self._cache))
+        self._config = read_config(self._file)
+        self._threads = threads
+        name = self._file.text("general.name", "gemma-3")
+        self.info = EngineInfo(
+            model=re.sub(r"\s+", "-", name.strip()).lower(),
+            vocab_size=self._config.vocab_size,
+            max_sessions=max_sessions,
+            max_session_tokens=min(max_session_tokens, self._config.context_length),
+            tokenizer=f"gguf:{self._file.path}",
+            stop_tokens=stop_tokens(self._file),
+        )
+        most = max_sessions * _in_blocks(self.info.max_session_tokens)
+        self._n_blocks = min(most, _in_blocks(kv_tokens) or most)
+        self._lengths: dict[int, int] = {}
+
+    def start(self, limits: Limits) -> None:
+        if self._threads:
+            _limit_threads(self._threads)
+        c = self._config
+        weights = load_weights(self._file, c, self._cache)
+        # Embedding rows are read from the GGUF file: the head's weights are the same, but lie the other way round.
+        self._model = GemmaModel(c, weights, lambda tokens: self._file.rows("token_embd.weight", tokens))
+        self._kv = KvBlocks(self._n_blocks, c.n_layers, c.n_kv_heads, c.head_dim)
+        self._logits = np.empty((_HEAD_ROWS, c.vocab_size), np.float32)
+
+    def open_session(self, slot: int, options: bytes) -> None:
+        self._lengths[slot] = 0
+
+    def rewind(self, slot: int, length: int) -> None:
+        if not 0 <= length <= self._lengths[slot]:
+            raise ValueError(
+                f"rewind to {length} of the session in slot {slot}, which has {self._lengths[slot]} tokens"
+            )
+        self._lengths[slot] = length
+        self._kv.truncate(slot, length)
+
+    def close_session(self, slot: int) -> None:
+        self._kv.truncate(slot, 0)
+        del self._lengths[slot]
+
+    def forward(self, batch: BatchView) -> None:
+        taken = self._take(batch)
+        if not taken:
+            return
+        # Rows of this pass: the batch's tokens without those of deferred and failed steps.
+        kept = np.concatenate([np.arange(s.start, s.start + s.length) for s in (batch.steps[i] for i in taken)])
+        spans, row = [], 0
+        for i in taken:
+            slot, start, length = batch.steps[i]
+            spans.append(Span(slot, row, length, int(batch.positions[start])))
+            row += length
+        row_of = np.full(len(batch.tokens), -1)
+        row_of[kept] = np.arange(len(kept))
+        wanted = np.flatnonzero(row_of[batch.outputs] >= 0)
+        rows = row_of[batch.outputs[wanted]]
+        hidden = self._model.forward(batch.tokens[kept], batch.positions[kept], spans, self._kv, rows)
+        for span in spans:
+            self._lengths[span.slot] += span.length
+        # Logits are given for runs of consecutive outputs; a step that was left out ends a run.
+        for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(wanted) > 1) + 1):
+            for start in range(0, len(run), _HEAD_ROWS):
+                part = run[start : start + _HEAD_ROWS]
+                batch.put_logits(int(wanted[part[0]]), self._model.logits(hidden[part], self._logits))
+
+    def _take(self, batch: BatchView) -> list[int]:
+        """The steps that run now, with their room reserved. The others are failed, or deferred for want of room."""
+        taken = []
+        for i, (slot, start, length) in enumerate(batch.steps):
+            held, position = self._lengths[slot], int(batch.positions[start])
+            tokens = batch.tokens[start : start + length]
+            if position != held:
+                batch.fail(i, f"its first token is at position {position}; the session has {held} tokens")
+            elif held + length > self.info.max_session_tokens:
+                limit = self.info.max_session_tokens
+                batch.fail(i, f"the session would have {held + length} tokens; max_session_tokens is {limit}")
+            elif tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
+                batch.fail(i, f"it has a token outside the vocabulary of {self.info.vocab_size}")
+            elif not self._kv.reserve(slot, held + length):
+                batch.defer(i)
+            else:
+                taken.append(i)
+        return taken
+
+
+def _in_blocks(n_tokens: int) -> int:
+    return -(-n_tokens // BLOCK_TOKENS)
+
+
+def _limit_threads(n: int) -> None:
+    try:
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise EngineStartError("gemma's option threads= needs threadpoolctl: pip install 'shmsched[gemma]'") from None
+    threadpool_limits(limits=n, user_api="blas")
