@@ -1,0 +1,117 @@
+"""The parts of the stress tool that its verdict rests on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from shmsched.tools.stress_answers import Mirror, hashes_after
+from shmsched.tools.stress_options import Mode
+from shmsched.tools.stress_rows import HeldLeases, RowCheck
+from shmsched.tools.stress_tally import LatencyHistogram, Tally
+from shmsched.tools.stress_turns import Choices
+from shmsched.workers.echo import PEAK, advance, answer
+
+VOCAB = 1000
+
+
+def echo_rows(answers: list[int]) -> np.ndarray:
+    rows = np.tile(((np.arange(VOCAB, dtype=np.int64) * 40503) & 0xFFFF).astype(np.float32), (len(answers), 1))
+    rows[np.arange(len(answers)), answers] = PEAK
+    return rows
+
+
+def read_only(rows: np.ndarray) -> np.ndarray:
+    view = rows.view()
+    view.flags.writeable = False
+    return view
+
+
+@pytest.mark.parametrize("start", [0, 1, 2**64 - 1, 0x9E3779B97F4A7C15])
+def test_the_running_sum_is_the_rolling_hash(start: int) -> None:
+    tokens = np.random.default_rng(1).integers(0, 2**31, 3000, np.int32)
+    expected = list(itertools.accumulate(tokens.tolist(), lambda h, t: advance(h, [t]), initial=start))[1:]
+    assert hashes_after(start, tokens).tolist() == expected
+
+
+def test_a_mirror_follows_rewinds() -> None:
+    mirror = Mirror(VOCAB)
+    for position, tokens in [(0, [5, 6, 7]), (3, [8]), (1, [9, 10]), (3, [11])]:
+        mirror.commit(position, mirror.foresee(position, np.array(tokens, np.int32)))
+    assert mirror.length == 4
+    hashes = mirror.foresee(4, np.array([12, 13], np.int32))
+    history = [5, 9, 10, 11]
+    assert mirror.answers(hashes).tolist() == [
+        answer(advance(0, [*history, 12]), VOCAB),
+        answer(advance(0, [*history, 12, 13]), VOCAB),
+    ]
+    assert mirror.length == 4
+    first = answer(advance(0, history), VOCAB)
+    second = answer(advance(0, [*history, first]), VOCAB)
+    assert mirror.continuation(4, 2).tolist() == [first, second]
+
+
+def test_rows_are_compared_at_the_peak_and_if_asked_everywhere() -> None:
+    check = RowCheck(VOCAB)
+    answers = np.array([3, 999], np.int64)
+    rows = echo_rows([3, 999])
+    assert check.fault(read_only(rows), answers, whole=True) is None
+    assert check.fault(rows, answers, whole=False) == "rows are writable"
+    assert "not float32" in str(check.fault(read_only(rows[:1]), answers, whole=False))
+    assert "not 131072.0 at 998" in str(check.fault(read_only(rows), np.array([3, 998]), whole=False))
+    rows[1, 40] += 1
+    assert check.fault(read_only(rows), answers, whole=False) is None
+    assert "row 1 differs from the pattern at [40, 999]" in str(check.fault(read_only(rows), answers, whole=True))
+
+
+def test_rows_that_change_while_they_are_held_are_found() -> None:
+    held = HeldLeases(RowCheck(VOCAB))
+    rows = echo_rows([3])
+    assert held.hold(read_only(rows), np.array([3], np.int64), 3)
+    assert held.check_due() == []
+    rows[0, 17] = 0.5
+    assert held.check_due() == []
+    (fault,) = held.check_due()
+    assert "changed while they were held" in fault
+    assert len(held) == 0
+
+
+def test_latencies_keep_one_percent_and_the_greatest() -> None:
+    one, other = LatencyHistogram(), LatencyHistogram()
+    values = np.random.default_rng(2).lognormal(8, 2, 20_000)
+    for i, value in enumerate(values.tolist()):
+        (one if i % 3 else other).add(value)
+    one.merge(LatencyHistogram.from_json(json.loads(json.dumps(other.to_json()))))
+    for q in (50, 90, 99):
+        assert one.percentile(q) == pytest.approx(np.percentile(values, q), rel=0.02)
+    assert one.greatest == values.max()
+    assert LatencyHistogram().percentile(50) == 0.0
+
+
+def test_tallies_travel_and_add_up() -> None:
+    one, other = Tally(sent=3, wrong=1), Tally(sent=4, rewinds=2)
+    other.say_failed(ValueError("no"), 2, "session 1")
+    other.latency.add(100.0)
+    one.merge(Tally.from_json(json.loads(json.dumps(other.to_json()))))
+    assert (one.sent, one.wrong, one.rewinds, one.failed) == (7, 1, 2, 2)
+    assert one.errors == {"ValueError": 1}
+    assert one.examples == ["failed: session 1: ValueError: no"]
+    assert one.latency.greatest == 100.0
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_the_same_seed_makes_the_same_choices(mode: Mode) -> None:
+    def choices(seed: int) -> list[tuple[object, ...]]:
+        mirror, found = Mirror(VOCAB), []
+        source = Choices(mode, VOCAB, 16, 4096, (seed, 0, 0))
+        for _ in range(50):
+            turn = source.turn(mirror, mirror.length)
+            found += [(p.tokens.tolist(), p.rows, p.raw, p.rewind, turn.cancel, turn.close) for p in turn.parts]
+            assert sum(len(p.tokens) for p in turn.parts) <= source.most_tokens
+        return found
+
+    assert choices(1) == choices(1)
+    assert choices(1) != choices(2)

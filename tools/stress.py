@@ -1,0 +1,145 @@
+"""``shmsched stress``: client processes that submit at random and check every answer."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shmsched import ShmschedError
+from shmsched.tools import stress_report
+from shmsched.tools.stress_options import Mode, Options
+from shmsched.tools.stress_run import Outcome, run
+from shmsched.tools.stress_run import Progress as RunProgress
+from shmsched.tools.stress_target import UnfitTarget
+
+INTERRUPTED = 130
+NO_TERMINAL_WIDTH = 110
+
+
+class _BadOption(click.ClickException):
+    exit_code = 2
+
+
+class _OneLineErrors(click.Command):
+    """A bad option is one line, without the usage above it."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as e:
+            raise _BadOption(e.format_message()) from None
+
+
+def _seconds(_: click.Context, __: click.Parameter, value: float) -> float:
+    if not (math.isfinite(value) and 0.1 <= value <= 86400):
+        raise click.BadParameter(f"{value:g} is not from 0.1 to 86400 seconds")
+    return value
+
+
+def _json_path(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no directory {value.absolute().parent}")
+    return value
+
+
+@click.command("stress", cls=_OneLineErrors, context_settings={"show_default": True})
+@click.option("--clients", type=click.IntRange(1, 256), default=4, help="Client processes.")
+@click.option("--sessions", type=click.IntRange(1, 4096), default=8, help="Sessions of each client at once.")
+@click.option("--seconds", type=float, default=10.0, callback=_seconds, help="How long to submit.")
+@click.option("--mode", type=click.Choice([m.value for m in Mode]), default="mixed", help="What the sessions do most.")
+@click.option("--engine", default="echo", metavar="SPEC", help="Engine of our own daemon; it must answer as echo does.")
+@click.option("--engines", type=click.IntRange(1, 64), default=1, help="Copies of the engine.")
+@click.option(
+    "--socket", type=click.Path(path_type=Path), default=None, help="A daemon that runs already, instead of our own."
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=None, help="Repeats the clients' choices.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, writable=True, path_type=Path), default=None,
+    callback=_json_path, help="Write the results here too.",
+)  # fmt: skip
+@click.pass_context
+def command(
+    ctx: click.Context,
+    clients: int,
+    sessions: int,
+    seconds: float,
+    mode: str,
+    engine: str,
+    engines: int,
+    socket: Path | None,
+    seed: int | None,
+    json_path: Path | None,
+) -> None:
+    """Submit at random from several processes and check every answer.
+
+    Exit status 1 if any answer is wrong, any step is lost or fails, anything is left behind, or the ledger does not balance.
+    """
+    if socket is not None:
+        for name in ("engine", "engines"):
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise _BadOption(f"--{name} is for a daemon of our own; with --socket its own engines are used")
+    options = Options(
+        clients=clients,
+        sessions=sessions,
+        seconds=seconds,
+        mode=Mode(mode),
+        engine=engine,
+        engines=engines,
+        socket=socket,
+        seed=secrets.randbits(32) if seed is None else seed,
+    )
+    try:
+        with _bar(options) as bar:
+            outcome = run(options, bar)
+    except (ShmschedError, UnfitTarget) as e:
+        raise click.ClickException(str(e)) from None
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        ctx.exit(INTERRUPTED)
+    _report(outcome, json_path)
+    ctx.exit(1 if not outcome.good else INTERRUPTED if outcome.interrupted else 0)
+
+
+def _report(outcome: Outcome, json_path: Path | None) -> None:
+    stress_report.show(outcome, Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH))
+    if json_path is not None:
+        try:
+            json_path.write_text(json.dumps(stress_report.to_json(outcome), indent=2) + "\n")
+        except OSError as e:
+            raise click.ClickException(f"cannot write {json_path}: {e.strerror}") from None
+
+
+class _Bar:
+    def __init__(self, progress: Progress, seconds: float) -> None:
+        self._progress = progress
+        self._task = progress.add_task("stress", total=seconds, said="")
+
+    def __call__(self, now: RunProgress) -> None:
+        said = f"{now.completed:,} steps, {now.completed / max(now.elapsed, 0.1):,.0f}/s"
+        if now.wrong or now.failed:
+            said += f", {now.wrong:,} wrong, {now.failed:,} failed"
+        self._progress.update(self._task, completed=now.elapsed, said=said)
+
+
+@contextmanager
+def _bar(options: Options) -> Iterator[_Bar]:
+    """Shown on a terminal only."""
+    columns = (TextColumn("stress {task.fields[said]}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield _Bar(progress, options.seconds)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,163 @@
+"""The client processes, as their parent sees them. Nothing in here waits for a client longer than it was told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shmsched.tools.stress_options import ClientPlan
+from shmsched.tools.stress_tally import Tally
+
+KILL_S = 5.0
+TICK_S = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class ClientProcess:
+    """One of them, and what it told last."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    heard: float
+    data: bytes = b""
+    ready: bool = False
+    at_end: bool = False
+    """It says no more."""
+    completed: int = 0
+    sent: int = 0
+    outstanding: int = 0
+    wrong: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    tally: Tally | None = None
+    """Its final counts."""
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"client {self.index} (pid {self.process.pid})"
+
+    def order(self, line: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            os.write(self.process.stdin.fileno(), line.encode() + b"\n")
+        except BrokenPipeError:
+            # It is dead; the end of its output tells how.
+            pass
+
+    def read(self) -> None:
+        """Take what it has said. Called when there is something."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        self.at_end = not data
+        self.heard = time.monotonic()
+        *lines, self.data = (self.data + data).split(b"\n")
+        for line in lines:
+            self._told(json.loads(line))
+
+    def _told(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "ready":
+                self.ready = True
+            case "progress":
+                for name in ("completed", "sent", "outstanding", "wrong", "failed"):
+                    setattr(self, name, int(message[name]))
+            case "final":
+                self.seconds = float(message["seconds"])
+                self.tally = Tally.from_json(message["tally"])
+                self.completed = self.tally.completed
+            case "error":
+                self.error = str(message["message"])
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Starts the clients, listens to them, and sees to it that they end."""
+
+    clients: list[ClientProcess] = field(default_factory=list)
+    selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
+
+    def start(self, plan: ClientPlan) -> None:
+        # A session of its own keeps a terminal's Ctrl-C away: the parent tells it when to stop.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shmsched.tools.stress_client"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        client = ClientProcess(plan.index, process, time.monotonic())
+        self.clients.append(client)
+        assert process.stdout is not None
+        self.selector.register(process.stdout, selectors.EVENT_READ, client)
+        client.order(json.dumps(asdict(plan)))
+
+    @property
+    def pids(self) -> set[int]:
+        return {client.process.pid for client in self.clients}
+
+    def order(self, line: str) -> None:
+        for client in self.clients:
+            client.order(line)
+
+    def listen_until(self, enough: Callable[[], bool], deadline: float, tick: Callable[[], None]) -> bool:
+        """Listen until it is ``enough``, calling ``tick`` now and then. False if the deadline came first."""
+        while not enough():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if not self.selector.get_map():
+                time.sleep(min(left, TICK_S))
+            for key, _ in self.selector.select(min(left, TICK_S)) if self.selector.get_map() else ():
+                client: ClientProcess = key.data
+                client.read()
+                if client.at_end:
+                    self.selector.unregister(key.fileobj)
+            tick()
+        return True
+
+    def end(self) -> None:
+        """Kill those that still run, and reap all."""
+        for client in self.clients:
+            if client.process.poll() is None and client.at_end:
+                # It has said its last and is on its way out.
+                try:
+                    client.process.wait(KILL_S)
+                except subprocess.TimeoutExpired:
+                    pass
+            if client.process.poll() is None:
+                client.process.send_signal(signal.SIGKILL)
+            client.process.wait()
+            for pipe in (client.process.stdin, client.process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        self.selector.close()
+
+    def problems(self, now: float) -> list[str]:
+        """Which clients hung, died or failed, in words. After the deadline, before ``end``."""
+        said = []
+        for client in self.clients:
+            if client.tally is not None:
+                continue
+            if client.error:
+                said.append(f"{client.name} gave up: {client.error}")
+            elif client.at_end:
+                said.append(f"{client.name} died: {_how(client.process)}")
+            else:
+                said.append(f"{client.name} hung: nothing heard for {now - client.heard:.1f} s; it was killed")
+        return said
+
+
+def _how(process: subprocess.Popen[bytes]) -> str:
+    try:
+        status = process.wait(KILL_S)
+    except subprocess.TimeoutExpired:
+        return "it closed its output and runs on; it was killed"
+    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
