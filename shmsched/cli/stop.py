@@ -1,0 +1,65 @@
+"""``shmsched stop``."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import click
+
+from shmsched.cli.exits import Failed, reaching_the_daemon
+from shmsched.cli.options import SECONDS, socket_option
+
+GRACE_S = 15.0
+"""What a daemon may take to let its engines end and say its last words, after its sessions are over."""
+
+
+@click.command("stop")
+@socket_option
+@click.option(
+    "--drain-timeout", type=SECONDS, metavar="S", help="How long open sessions may go on.  [default: the daemon's own]"
+)
+@click.option("--now", is_flag=True, help="End open sessions at once.")
+def command(socket: Path | None, drain_timeout: float | None, now: bool) -> None:
+    """Stop the daemon, and wait until it has ended.
+
+    It takes no new sessions, and ends when the open ones have closed or the drain time-out has passed. Stopping a daemon
+    that is stopping already ends it at once. Exit status 3: there is none.
+    """
+    if now and drain_timeout is not None:
+        raise click.UsageError("--now leaves no time to drain; give it without --drain-timeout.")
+    from shmsched.client.control import Control
+
+    with reaching_the_daemon(), Control(socket) as control:
+        pid = control.daemon_pid
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise Failed(f"the daemon (pid {pid}) has just ended") from None
+        try:
+            status = control.status()
+            sessions = sum(client["sessions"] for client in status["clients"])
+            again = status["state"] == "stopping"
+            drain = control.stop(drain_s=0.0 if now else drain_timeout)
+            if again:
+                drain = 0.0
+            click.echo(f"stopping the daemon (pid {pid}) at {status['socket']}: {_what_happens(sessions, drain)}")
+            _wait_for_end(pidfd, pid, drain + GRACE_S)
+        finally:
+            os.close(pidfd)
+    click.echo("stopped")
+
+
+def _what_happens(sessions: int, drain: float) -> str:
+    if not sessions:
+        return "no session is open"
+    what = "1 open session" if sessions == 1 else f"{sessions} open sessions"
+    return f"{what} may go on for up to {drain:g} s" if drain else f"{what} end now"
+
+
+def _wait_for_end(pidfd: int, pid: int, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(seconds * 1000):
+        raise Failed(f"the daemon (pid {pid}) still runs after {seconds:g} s; `kill -9 {pid}` ends it")
