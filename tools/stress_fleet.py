@@ -88,7 +88,7 @@ class Fleet:
     def start(self, plan: ClientPlan) -> None:
         # A session of its own keeps a terminal's Ctrl-C away: the parent tells it when to stop.
         process = subprocess.Popen(
-            [sys.executable, "-m", "shmsched.tools.stress_client"],
+            [sys.executable, "-P", "-m", "shmsched.tools.stress_client"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

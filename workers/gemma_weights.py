@@ -95,23 +95,23 @@ def load_weights(file: GgufFile, config: GemmaConfig, directory: Path) -> dict[s
     entries = layout(file, config)
     digest = checksum(file.path, directory)
     target = directory / f"gemma-{digest[:16]}-v{FORMAT}.f32"
-    mapped = _mapped(target, digest, entries)
+    mapped = _mapped(target, entries)
     if mapped is None:
-        _build(target, file, digest, entries)
-        mapped = _mapped(target, digest, entries)
+        _build(target, file, entries)
+        mapped = _mapped(target, entries)
     if mapped is None:
         raise GgufError(f"{target} was changed while it was made; remove it and start again")
     return {e.name: np.frombuffer(mapped, np.float32, e.n_bytes // 4, e.offset).reshape(e.shape) for e in entries}
 
 
-def _mapped(target: Path, digest: str, entries: list[Entry]) -> mmap.mmap | None:
+def _mapped(target: Path, entries: list[Entry]) -> mmap.mmap | None:
     """The file, if it is whole: of the right length, and not written to since the time that its header states."""
     try:
         with target.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_size != _file_bytes(entries):
                 return None
-            if json.loads(file.read(_HEADER_BYTES)) != _header(digest, status.st_mtime_ns):
+            if json.loads(file.read(_HEADER_BYTES)) != _header(status.st_mtime_ns):
                 return None
             # Read ahead in one go: page by page, the first forward passes would wait for the disk.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
@@ -120,16 +120,16 @@ def _mapped(target: Path, digest: str, entries: list[Entry]) -> mmap.mmap | None
         return None
 
 
-def _build(target: Path, file: GgufFile, digest: str, entries: list[Entry]) -> None:
+def _build(target: Path, file: GgufFile, entries: list[Entry]) -> None:
     size = _file_bytes(entries)
     written_ns = int(time.time()) * 10**9  # whole seconds, which every file system keeps and no write by chance has
     with (
-        replacing(target, wanted=lambda: _mapped(target, digest, entries) is None) as temporary,
+        replacing(target, wanted=lambda: _mapped(target, entries) is None) as temporary,
         temporary.open("r+b") as output,
         _progress(f"dequantizing {file.path.name}", sum(entry.n_bytes for entry in entries)) as advance,
     ):
         os.posix_fallocate(output.fileno(), 0, size)
-        output.write(json.dumps(_header(digest, written_ns)).encode().ljust(_HEADER_BYTES))
+        output.write(json.dumps(_header(written_ns)).encode().ljust(_HEADER_BYTES))
         output.flush()
         view = mmap.mmap(output.fileno(), size)
         for entry in entries:
@@ -155,8 +155,8 @@ def _source_rows(file: GgufFile, entry: Entry) -> Iterator[tuple[int, Floats]]:
             at += len(rows)
 
 
-def _header(digest: str, written_ns: int) -> dict[str, int | str]:
-    return {"sha256": digest, "written_ns": written_ns}
+def _header(written_ns: int) -> dict[str, int]:
+    return {"written_ns": written_ns}
 
 
 def _file_bytes(entries: list[Entry]) -> int:

@@ -24,7 +24,7 @@ class ClientProcess:
     def __init__(self, orders: dict[str, Any]) -> None:
         # A session of its own: Ctrl-C is the demo's to handle.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shmsched.cli.demo_client"],
+            [sys.executable, "-P", "-m", "shmsched.cli.demo_client"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -10,35 +10,29 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
-from typing import Any
 
-from shmsched.client.channel import Channel, Submission
+from shmsched.client.channel import Submission
 from shmsched.client.futures import StepFuture
 from shmsched.client.leases import ClientArena
 from shmsched.client.models import Model
+from shmsched.client.receiver import Receiver
 from shmsched.client.session import Session, closed_error
+from shmsched.client.state import shake_hands
 from shmsched.client.tokens import as_tokens
 from shmsched.errors import (
     ClientClosed,
     Full,
     InvalidRequest,
-    ProtocolError,
     SchedulerDied,
-    SchedulerStopped,
-    SchedulerUnreachable,
-    ShmschedError,
     Unsupported,
     UsedAfterFork,
-    error_of,
 )
-from shmsched.memory.layouts import LOGIT, ClientLayout
-from shmsched.memory.segment import Segment
+from shmsched.memory.layouts import LOGIT
 from shmsched.steps import OutputRows, Request, RequestParams, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
 
-HANDSHAKE_S = 10.0
 LEAST_ARENA = 64 << 20
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -59,49 +53,20 @@ class Client:
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
         self._pid = os.getpid()
-        self._closed = False
-        self._stopping = False
         self._arena_bytes = arena_bytes
-        self._arena_answer: Future[Segment] | None = None
-        self._models: dict[str, Model] = {}
-        self._sessions: dict[int, Session] = {}
-        self._opening: dict[int, Future[frames.SessionOpened]] = {}
         self._next_session = 1
-        self._socket = os.fspath(socket or default_socket())
-        self._link = Link.connect(self._socket, frames.Role.CLIENT, wait)
+        path = os.fspath(socket or default_socket())
+        self._link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
-            self._channel = self._shake_hands()
+            self._state = shake_hands(self._link, path)
         except BaseException:
             self._link.close()
             raise
-        self._receiver = threading.Thread(target=self._receive, name="shmsched-receiver", daemon=True)
+        self._channel = self._state.channel
+        self._receiver = Receiver(self._link, self._state, self._make_session)
         self._channel.receiver = self._receiver
         self._receiver.start()
         _clients.add(self)
-
-    def _shake_hands(self) -> Channel:
-        deadline = time.monotonic() + HANDSHAKE_S
-        while (left := deadline - time.monotonic()) > 0:
-            arrived = self._link.receive(left)
-            if arrived is None:
-                raise SchedulerUnreachable(f"the daemon at {self._socket} closed the connection during the greeting")
-            channel = None
-            for message in arrived:
-                if isinstance(message, frames.Welcome):
-                    layout = ClientLayout(message.ring_tokens, message.records, message.results)
-                    segment = Segment(self._link.descriptor(), layout.size)
-                    segment.close_descriptor()
-                    self.daemon_pid = message.daemon_pid
-                    channel = Channel(self._link, message, segment)
-                elif isinstance(message, frames.Model):
-                    self._models[message.model] = Model.of(message)
-                elif isinstance(message, frames.Refused):
-                    raise error_of(message.code, message.message)
-                elif channel is None:
-                    raise ProtocolError(f"the daemon began with a {type(message).__name__} frame")
-            if channel is not None:
-                return channel
-        raise SchedulerUnreachable(f"the daemon at {self._socket} did not greet within {HANDSHAKE_S:g} s")
 
     # --- what it offers -------------------------------------------------------------------------------------------------
 
@@ -109,7 +74,7 @@ class Client:
     def models(self) -> Mapping[str, Model]:
         """The models that are served now, by name."""
         self._check_usable()
-        return MappingProxyType(dict(self._models))
+        return MappingProxyType(self._state.models)
 
     def open_session(
         self,
@@ -137,19 +102,19 @@ class Client:
         with self._channel.lock:
             self._check_usable()
             session_id, self._next_session = self._next_session, self._next_session + 1
-            self._opening[session_id] = answer
+            self._state.opening[session_id] = answer
             self._link.send(frames.OpenSession(session_id, block, model or "", options))
         try:
             opened = answer.result(timeout)
         except TimeoutError:
             with self._channel.lock:
                 # It may have been opened between the time-out and here; nobody will ever hold it.
-                self._opening.pop(session_id, None)
-                self._sessions.pop(session_id, None)
+                self._state.opening.pop(session_id, None)
+                self._state.sessions.pop(session_id, None)
                 self._link.send(frames.CloseSession(session_id))
             what = f"model {model!r}" if model else "the daemon"
             raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
-        session = self._sessions[session_id]
+        session = self._state.sessions[session_id]
         assert session.engine == opened.engine
         if seed is not None:
             session.seed = SamplingParams(seed=seed).seed or 0
@@ -162,7 +127,7 @@ class Client:
         request id is outstanding or the step can never run, and what ``Session.submit`` raises.
         """
         self._check_usable()
-        session = self._sessions.get(request.session_id)
+        session = self._state.sessions.get(request.session_id)
         if session is None:
             raise closed_error(request.session_id)
         tokens = as_tokens(request.tokens, session.vocab_size)
@@ -181,10 +146,10 @@ class Client:
 
     def close(self) -> None:
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
-        if self._pid != os.getpid() or self._closed:
+        if self._pid != os.getpid() or self._state.closed:
             return
-        self._closed = True
-        self._end(ClientClosed("the client was closed"))
+        self._state.closed = True
+        self._state.end(ClientClosed("the client was closed"))
         self._link.shutdown()
         if threading.current_thread() is not self._receiver:
             self._receiver.join()
@@ -276,7 +241,7 @@ class Client:
         with self._channel.lock:
             if session.ended is None:
                 session.ended = closed_error(session.session_id)
-                self._sessions.pop(session.session_id, None)
+                self._state.sessions.pop(session.session_id, None)
                 if self._channel.dead is None:
                     try:
                         self._link.send(frames.CloseSession(session.session_id))
@@ -285,23 +250,26 @@ class Client:
                         pass
 
     def _ensure_arena(self) -> None:
-        """Have an arena. Held lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
+        """Have an arena. The lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
+        state = self._state
         if self._channel.arena is not None:
             return
-        if self._arena_answer is None:
-            if threading.current_thread() is self._receiver:
-                raise Full("a future's callback cannot wait for the logits arena; make the first raw step elsewhere")
-            self._arena_answer = Future()
-            self._link.send(frames.OpenArena(self._arena_size()))
-        answer = self._arena_answer
+        if threading.current_thread() is self._receiver:
+            raise Full("a future's callback cannot wait for the logits arena; make the first raw step elsewhere")
+        self._check_usable()
+        if state.arena is None:
+            size = self._arena_size()
+            state.arena = Future()
+            self._link.send(frames.OpenArena(size))
+        answer = state.arena
         self._channel.lock.release()
         try:
             segment = answer.result()
-        except ShmschedError:
-            self._arena_answer = None
-            raise
         finally:
             self._channel.lock.acquire()
+            if answer.exception() is not None and state.arena is answer:
+                # The next raw step may ask again: there may be room by then.
+                state.arena = None
         if self._channel.arena is None:
             self._channel.arena = ClientArena(segment)
 
@@ -311,7 +279,9 @@ class Client:
             if not 0 < self._arena_bytes <= most:
                 raise InvalidRequest(f"arena_bytes is {self._arena_bytes}; the daemon allows 1 to {most}")
             return self._arena_bytes
-        rows = max(((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._models.values()), default=0)
+        rows = max(
+            ((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._state.models.values()), default=0
+        )
         return min(most, max(LEAST_ARENA, rows * LOGIT.itemsize))
 
     def _check_usable(self) -> None:
@@ -319,90 +289,13 @@ class Client:
             raise UsedAfterFork(
                 f"this client was made in process {self._pid}; make a new Client in this one ({os.getpid()})"
             )
-        if self._closed:
+        if self._state.closed:
             raise ClientClosed("the client was closed; make another one")
         if self._channel.dead is not None:
             raise type(self._channel.dead)(str(self._channel.dead))
 
-    # --- what it is told ------------------------------------------------------------------------------------------------
-
-    def _receive(self) -> None:
-        error: ShmschedError
-        try:
-            while (arrived := self._link.receive()) is not None:
-                for message in arrived:
-                    self._handle(message)
-        except ShmschedError as e:
-            error = e
-        else:
-            if self._stopping:
-                error = SchedulerStopped(f"the scheduler (pid {self.daemon_pid}) has stopped")
-            else:
-                error = SchedulerDied(f"the scheduler (pid {self.daemon_pid}) ended without a word; make a new client")
-        self._end(error)
-        if self._closed:
-            self._link.close()
-
-    def _handle(self, message: Any) -> None:
-        match message:
-            case frames.Completions():
-                self._channel.completions(message)
-            case frames.Failed():
-                self._channel.failed(message)
-            case frames.Returned():
-                self._channel.returned(message)
-            case frames.SessionOpened(session, engine, model):
-                self._session_opened(session, engine, model, message)
-            case frames.SessionRefused(session, code, text):
-                answer = self._opening.pop(session, None)
-                if answer is not None:
-                    answer.set_exception(error_of(code, text))
-            case frames.SessionEnded(session, code, text):
-                with self._channel.lock:
-                    lost = self._sessions.pop(session, None)
-                    if lost is not None:
-                        lost.ended = error_of(code, text)
-            case frames.Model():
-                if message.engines:
-                    self._models[message.model] = Model.of(message)
-                else:
-                    self._models.pop(message.model, None)
-            case frames.Arena(size):
-                segment = Segment(self._link.descriptor(), size)
-                segment.close_descriptor()
-                if self._arena_answer is not None:
-                    self._arena_answer.set_result(segment)
-            case frames.ArenaRefused(code, text):
-                if self._arena_answer is not None:
-                    self._arena_answer.set_exception(error_of(code, text))
-            case frames.Stopping():
-                self._stopping = True
-            case frames.Refused(code, text):
-                raise error_of(code, text)
-            case _:
-                raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
-
-    def _session_opened(self, session_id: int, engine: int, model: str, message: frames.SessionOpened) -> None:
-        with self._channel.lock:
-            answer = self._opening.pop(session_id, None)
-            if answer is None:
-                # Its opener gave up waiting, and its CloseSession is on the way.
-                return
-            self._sessions[session_id] = Session(self, session_id, self._models[model], engine, secrets.randbits(64))
-        answer.set_result(message)
-
-    def _end(self, error: ShmschedError) -> None:
-        self._channel.end(error)
-        with self._channel.lock:
-            waiting = [*self._opening.values()]
-            self._opening.clear()
-            for session in self._sessions.values():
-                session.ended = session.ended or error
-            self._sessions.clear()
-        if self._arena_answer is not None and not self._arena_answer.done():
-            waiting.append(self._arena_answer)  # type: ignore[arg-type]
-        for answer in waiting:
-            answer.set_exception(error)
+    def _make_session(self, opened: frames.SessionOpened) -> Session:
+        return Session(self, opened.session, self._state.models[opened.model], opened.engine, secrets.randbits(64))
 
     def _forked(self) -> None:
         """In a forked child: its copy of the socket would hide this client's end from the daemon."""

@@ -50,7 +50,10 @@ def launch(
         **settings,
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "shmsched.daemon"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-P", "-m", "shmsched.daemon"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     cluster = Cluster(process, Path(config["socket"]))
     try:

@@ -64,8 +64,10 @@ class DaemonConfig:
     """How long an engine may take from being spawned until it is ready."""
     step_timeout_s: float = 300.0
     """How long a batch may take before its engine counts as hanging and is killed."""
-    linger_share: float = 0.05
-    """The most that waiting for expected sessions may take of an engine's mean step time."""
+    linger_share: float = 0.2
+    """The most that waiting for expected sessions may take of an engine's mean step time. It is rarely taken: the wait ends
+    with the last of them, and slower ones are not expected. Below the turnaround of a busy machine, though, sessions once
+    split over two batches never merge again: with 24 ms steps and 8 sessions, 0.05 gave 4.4 steps a batch and 0.2 gave 7.7."""
     max_clients: int = 1024
     max_shared_memory: int = 16 << 30
     client: ClientLimits = ClientLimits()

@@ -179,7 +179,7 @@ class EngineLink:
         if self.batch is not None and self.state is not EngineState.DEAD:
             due = self.batch.started + daemon.config.step_timeout_s
             if due <= time.monotonic():
-                daemon.engine_hangs(self)
+                daemon.engines.hangs(self)
             else:
                 self._watchdog = daemon.loop.call_at(due, lambda: self._watch_batch(daemon))
 
@@ -263,7 +263,7 @@ class EngineLink:
         if len(deferred) == of and self.sessions:
             # Nothing ran, so nothing will make room by itself: without this the same batch would go round for ever.
             youngest = max(self.sessions.values(), key=lambda s: s.number)
-            daemon.lose_session(
+            daemon.sessions.end(
                 youngest,
                 ErrorCode.SESSION_LOST,
                 f"engine {self.offer.spec} deferred everything; session {youngest.client_id}, the youngest, made room",
@@ -277,7 +277,7 @@ class EngineLink:
                 daemon.settling.fail_from(step.session, step.number, step.position, ErrorCode.ENGINE_ERROR, message)
             step.session.client.return_rows(step)
         for session in sessions.values():
-            daemon.lose_session(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+            daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
 
     # --- death ----------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class EngineLink:
                 if step.state is StepState.IN_FLIGHT:
                     daemon.settling.fail_from(step.session, step.number, step.position, code, message)
         for session in list(self.sessions.values()):
-            daemon.lose_session(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+            daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
         if self.linger_timer is not None:
             self.linger_timer.cancel()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.loop import READ
 from shmsched.daemon.status import status_document
-from shmsched.errors import ProtocolError
+from shmsched.errors import ProtocolError, SharedMemoryError
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -20,11 +19,18 @@ if TYPE_CHECKING:
 class ClientHandler:
     """A client's connection. It ends with the socket or with the process, whichever is seen first."""
 
-    def __init__(self, daemon: Daemon, connection: Connection, link: ClientLink, pidfd: int) -> None:
+    def __init__(self, daemon: Daemon, connection: Connection) -> None:
         self._daemon = daemon
-        self._link = link
         # A child that inherited the socket by fork keeps it open, and would hide the end of file of a client that died.
-        self._pidfd = pidfd
+        try:
+            self._pidfd = os.pidfd_open(connection.peer.pid)
+        except OSError as e:
+            raise ProtocolError(f"cannot watch the client's process {connection.peer.pid}: {e.strerror}") from e
+        try:
+            self._link = daemon.clients.welcome(connection.peer, daemon.next_number())
+        except SharedMemoryError:
+            os.close(self._pidfd)
+            raise
         daemon.loop.watch(
             self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
         )
@@ -37,18 +43,18 @@ class ClientHandler:
             case frames.Cancel():
                 link.cancel(message, daemon)
             case frames.OpenSession():
-                daemon.open_session(link, message)
+                daemon.sessions.open_for(link, message)
             case frames.CloseSession(session):
-                daemon.close_session(link, session)
+                daemon.sessions.close_for(link, session)
             case frames.OpenArena(size):
-                daemon.open_arena(link, size)
+                daemon.clients.open_arena(link, size)
             case _:
                 raise ProtocolError(f"a client sent a {type(message).__name__} frame")
 
     def lost(self, why: str) -> None:
         self._daemon.loop.unwatch(self._pidfd)
         os.close(self._pidfd)
-        self._daemon.client_gone(self._link)
+        self._daemon.clients.gone(self._link)
 
 
 class EngineHandler:
@@ -64,17 +70,17 @@ class EngineHandler:
         if link is None:
             if not isinstance(message, frames.Offer):
                 raise ProtocolError(f"an engine sent {type(message).__name__} before its offer")
-            self._link = self._daemon.engine_offered(self._connection, message)
+            self._link = self._daemon.engines.offered(self._connection, message)
             return
         match message:
             case frames.Ready():
-                self._daemon.engine_ready(link)
+                self._daemon.engines.ready(link)
             case frames.StartFailed(reason):
                 self._daemon.log(f"engine {link.offer.spec} (pid {link.peer.pid}) did not start: {reason}")
             case frames.SlotOpened(slot, number):
-                self._daemon.slot_opened(link, slot, number)
+                self._daemon.sessions.opened(link, slot, number)
             case frames.SlotRefused():
-                self._daemon.slot_refused(link, message)
+                self._daemon.sessions.refused(link, message)
             case frames.Done():
                 link.done(message, self._daemon)
                 self._daemon.touched_engines.add(link)
@@ -86,7 +92,7 @@ class EngineHandler:
 
     def lost(self, why: str) -> None:
         if self._link is not None:
-            self._daemon.engine_lost(self._link, why)
+            self._daemon.engines.lost(self._link, why)
 
 
 class ControlHandler:

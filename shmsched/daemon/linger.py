@@ -59,7 +59,7 @@ class Linger:
         if answered is None:
             return
         seconds = now - answered
-        usual = self._usual.get(session, seconds)
+        usual = self._usual.get(session, 0.0)
         self._usual[session] = usual + _SESSION_GAIN * (min(seconds, _SLOWEST * self.longest) - usual)
         if session in self._expected:
             self._expected.discard(session)

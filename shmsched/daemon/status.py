@@ -29,9 +29,9 @@ def status_document(daemon: Daemon, batches: int) -> bytes:
         "limits": _limits(daemon.config.params),
         "ledger": {**asdict(counts), "balanced": counts.balanced},
         "waiting_sessions": daemon.placement.waiting,
-        "shared_memory": {"used_bytes": daemon.budget.used, "limit_bytes": daemon.budget.limit},
-        "clients": [_client(link) for link in daemon.clients.values()],
-        "engines": [_engine(link, now, batches) for link in daemon.engines.values()],
+        "shared_memory": {"used_bytes": daemon.clients.budget.used, "limit_bytes": daemon.clients.budget.limit},
+        "clients": [_client(link) for link in daemon.clients.links.values()],
+        "engines": [_engine(link, now, batches) for link in daemon.engines.links.values()],
         "workers": [_worker(worker) for worker in daemon.supervisor.workers],
     }
     return json.dumps(document).encode()

