@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,6 +15,8 @@ from shmsched.errors import InvalidRequest
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 MAX_SEED = 2**64 - 1
+MAX_TEMPERATURE = 1e6
+LEAST_TOP_P = 1e-30
 
 
 class OutputRows(IntEnum):
@@ -48,14 +49,21 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise InvalidRequest(f"temperature is {self.temperature!r}; it must be a finite number, 0 or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequest(f"top_p is {self.top_p!r}; it must be over 0 and at most 1")
-        if isinstance(self.top_k, bool) or self.top_k != int(self.top_k) or not 0 <= self.top_k < 2**31:
+        # A frame carries temperature and top_p as float32: what it cannot hold must not show only once a step is under way.
+        if not 0.0 <= self.temperature <= MAX_TEMPERATURE:
+            raise InvalidRequest(
+                f"temperature is {self.temperature!r}; it must be a number from 0 to {MAX_TEMPERATURE:g}"
+            )
+        if not LEAST_TOP_P <= self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p is {self.top_p!r}; it must be over 0 (at least {LEAST_TOP_P:g}) and at most 1")
+        if not _is_whole(self.top_k) or not 0 <= self.top_k < 2**31:
             raise InvalidRequest(f"top_k is {self.top_k!r}; it must be a whole number from 0 (off) to 2**31 - 1")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+        if self.seed is not None and not (_is_whole(self.seed) and 0 <= self.seed <= MAX_SEED):
             raise InvalidRequest(f"seed is {self.seed!r}; it must be from 0 to 2**64 - 1, or None")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 GREEDY = SamplingParams()

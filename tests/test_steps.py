@@ -43,10 +43,10 @@ def test_what_is_taken_travels(good: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"temperature": -0.1}, r"temperature is -0\.1; it must be a finite number, 0 or more"),
+        ({"temperature": -0.1}, r"temperature is -0\.1; it must be a number from 0 to 1e\+06"),
         ({"temperature": INF}, "temperature is inf"),
         ({"temperature": NAN}, "temperature is nan"),
-        ({"top_p": 0.0}, r"top_p is 0\.0; it must be over 0 and at most 1"),
+        ({"top_p": 0.0}, r"top_p is 0\.0; it must be over 0"),
         ({"top_p": -0.5}, r"top_p is -0\.5"),
         ({"top_p": 1.01}, r"top_p is 1\.01"),
         ({"top_p": NAN}, "top_p is nan"),
@@ -66,7 +66,6 @@ def test_what_is_out_of_range_is_named(bad: dict[str, Any], message: str) -> Non
         SamplingParams(**bad)
 
 
-@pytest.mark.xfail(strict=True, reason="SamplingParams takes what struct does not")
 @pytest.mark.parametrize("bad", [{"temperature": 1e39}, {"top_k": 5.0}, {"seed": 1.5}], ids=str)
 def test_what_no_frame_can_carry_is_refused(bad: dict[str, Any]) -> None:
     """Else it would show when the step is sent, with its tokens in the ring already."""

@@ -32,6 +32,7 @@ class Session:
         self._client = client
         self._position = 0
         self._rewinds: list[tuple[int, int]] = []
+        self._fell_back = False
 
     @property
     def position(self) -> int:
@@ -93,15 +94,16 @@ class Session:
 
     def submitted(self, request: int, start: int, end: int) -> None:
         """``request`` is the first number of a submission of positions ``start`` to ``end``."""
-        if start < self._position:
+        if start < self._position or self._fell_back:
             self.rewound(request, start)
+            self._fell_back = False
         self._position = end
 
     def rewound(self, request: int, position: int) -> None:
         """From number ``request`` on, the session goes on at ``position``."""
         self._rewinds = [(r, p) for r, p in self._rewinds if p < position][-63:]
         self._rewinds.append((request, position))
-        self._position = position
+        self._position = min(self._position, position)
 
     def earliest_from(self, request: int, position: int) -> int:
         """The least of ``position`` and of where the submissions after ``request`` rewound to."""
@@ -109,8 +111,10 @@ class Session:
 
     def step_failed(self, request: int, position: int) -> None:
         """The step did not happen: the session stands where it started, unless it was rewound to there or below since."""
-        if not any(r > request and p <= position for r, p in self._rewinds):
-            self._position = min(self._position, position)
+        if position < self._position and not any(r > request and p <= position for r, p in self._rewinds):
+            self._position = position
+            # What is submitted next knows of this failure, as if it rewound; what was submitted before does not.
+            self._fell_back = True
 
 
 def closed_error(session_id: int) -> SessionClosed:

@@ -33,14 +33,14 @@ class Settling:
         """Settle every outstanding step of the session from step number ``first`` on. Returns how many.
 
         The later ones go too: they were meant to follow a step that did not happen. The session's next position is at most
-        ``position``.
+        ``position``, and at most where any of them started.
         """
         steps = []
         for number in reversed(session.outstanding):
             if number < first:
                 break
             steps.append(session.outstanding[number])
-        session.next_position = min(session.next_position, position)
+        session.next_position = min([session.next_position, position, *(step.position for step in steps)])
         self._settle(reversed(steps), code, message)
         return len(steps)
 

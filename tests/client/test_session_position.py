@@ -154,10 +154,9 @@ class Positions(RuleBasedStateMachine):
 
 
 Positions.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-TestPositions = pytest.mark.xfail(strict=True, reason="see the two tests below that say why")(Positions.TestCase)
+TestPositions = Positions.TestCase
 
 
-@pytest.mark.xfail(strict=True, reason="a cancel can raise the position")
 def test_cancelling_one_future_after_the_other_goes_back_to_the_first() -> None:
     s = session()
     s.submitted(1, 0, 4)
@@ -167,7 +166,6 @@ def test_cancelling_one_future_after_the_other_goes_back_to_the_first() -> None:
     assert s.position == 0
 
 
-@pytest.mark.xfail(strict=True, reason="going back after a failure is not remembered as a rewind")
 def test_a_refusal_that_is_heard_after_going_back_changes_nothing() -> None:
     """Request 2 was on its way when 1 failed; its refusal comes when the session has gone on from before both."""
     s = session()
