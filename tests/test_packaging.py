@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -163,3 +164,28 @@ def test_the_check_of_imports_sees_all_forms(tmp_path: Path) -> None:
 def test_files_stay_small_enough_to_hold_in_the_head(module: str) -> None:
     n = len(MODULES[module].read_text().splitlines())
     assert n < 400, f"{MODULES[module].relative_to(ROOT)} has {n} lines"
+
+
+def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
+    """The links at the top are followed in a checkout only; what is installed is what the list and the mapping say."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True, timeout=150)
+    (wheel,) = tmp_path.glob("shmsched-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True, timeout=60)
+    program = (
+        "import shmsched, shmsched.workers.gemma.config, shmsched.workers.gguf, shmsched.tools.load\n"
+        "print(shmsched.__file__)\n"
+        "with shmsched.launch('echo') as cluster, cluster.client() as client, client.open_session() as session:\n"
+        "    print(session.submit([1, 2]).result(30).tokens.size)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == [str(tmp_path / "site" / "shmsched" / "__init__.py"), "1"], done.stderr

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shmsched import ShmschedError
-from shmsched.tools import stress_report
-from shmsched.tools.stress_options import Mode, Options
-from shmsched.tools.stress_run import Outcome, run
-from shmsched.tools.stress_run import Progress as RunProgress
-from shmsched.tools.stress_target import UnfitTarget
+from shmsched.tools.load import report
+from shmsched.tools.load.options import Mode, Options
+from shmsched.tools.load.run import Outcome, run
+from shmsched.tools.load.run import Progress as RunProgress
+from shmsched.tools.load.target import UnfitTarget
 
 INTERRUPTED = 130
 NO_TERMINAL_WIDTH = 110
@@ -112,10 +112,10 @@ def command(
 
 
 def _report(outcome: Outcome, json_path: Path | None) -> None:
-    stress_report.show(outcome, Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH))
+    report.show(outcome, Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH))
     if json_path is not None:
         try:
-            json_path.write_text(json.dumps(stress_report.to_json(outcome), indent=2) + "\n")
+            json_path.write_text(json.dumps(report.to_json(outcome), indent=2) + "\n")
         except OSError as e:
             raise click.ClickException(f"cannot write {json_path}: {e.strerror}") from None
 

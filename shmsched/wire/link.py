@@ -111,8 +111,10 @@ class Link:
                 with self._send_lock:
                     del self._outbound[:sent]
         except OSError:
-            # The connection is over, which whoever receives from it is told.
-            pass
+            # The connection is over: whoever receives from it is told, and the next ``send`` finds out by itself.
+            with self._send_lock:
+                self._outbound.clear()
+                self._flusher = None
 
     def receive(self, timeout: float | None = None) -> list[Any] | None:
         """The frames that have arrived, waiting up to ``timeout`` seconds for the first; None at the end of the stream."""

@@ -99,6 +99,9 @@ def test_a_forked_child_does_not_wait_for_a_lock_that_nobody_holds() -> None:
     held = threading.Thread(target=f._condition.acquire)
     held.start()
     held.join(10)
-    f.fail_in_forked_child(UsedAfterFork("another process's"))
+    child = threading.Thread(target=f.fail_in_forked_child, args=(UsedAfterFork("another process's"),), daemon=True)
+    child.start()
+    child.join(10)
+    assert not child.is_alive()
     with pytest.raises(UsedAfterFork):
         f.result(0)

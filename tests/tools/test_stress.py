@@ -114,7 +114,7 @@ def assert_balanced(run: Run) -> None:
 
 def clients_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"stress_client" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in children if b"tools.load.client" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def at_work(pid: int) -> bool:

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from shmsched.tools.stress_answers import Mirror, hashes_after
-from shmsched.tools.stress_options import Mode
-from shmsched.tools.stress_rows import HeldLeases, RowCheck
-from shmsched.tools.stress_tally import LatencyHistogram, Tally
-from shmsched.tools.stress_turns import Choices
+from shmsched.tools.load.answers import Mirror, hashes_after
+from shmsched.tools.load.options import Mode
+from shmsched.tools.load.rows import HeldLeases, RowCheck
+from shmsched.tools.load.tally import LatencyHistogram, Tally
+from shmsched.tools.load.turns import Choices
 from shmsched.workers.echo import PEAK, advance, answer
 
 VOCAB = 1000

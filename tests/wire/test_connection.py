@@ -182,13 +182,40 @@ def test_frames_of_many_threads_do_not_mix(ends: tuple[Peer, Link]) -> None:
     assert all(len(set(f.document)) == 1 for f in found)
 
 
-def test_a_scheduler_that_is_behind_is_seen_before_a_send_would_wait(ends: tuple[Peer, Link]) -> None:
+def in_time(call: Callable[[], None]) -> None:
+    """Fails, rather than hangs, if the call waits."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive(), "a send waits for the scheduler"
+
+
+def test_a_send_does_not_wait_for_a_scheduler_that_is_behind(ends: tuple[Peer, Link]) -> None:
+    """It may hold the client's lock, which the thread that settles futures needs."""
     peer, link = ends
-    assert not link.would_block()
-    while not link.would_block():
-        os.write(link._connection.fileno(), framed(bytes([81, 0, 0, 0, 0, 0, 0, 0])))
-    wait_until(lambda: peer.read() == [], "the scheduler to catch up")
-    assert not link.would_block()
+    sent = [document(n % 7 * 20_000 + n) for n in range(1, 60)]
+    in_time(lambda: [link.send(message) for message in sent])  # type: ignore[func-returns-value]
+    found: list[Any] = []
+    wait_until(lambda: found.extend(peer.read() or []) or len(found) == len(sent), "all frames")
+    assert found == sent
+    link.send(frames.Work(1, 1))
+    wait_until(lambda: peer.read() == [frames.Work(1, 1)], "the frame after them")
+
+
+def test_a_scheduler_that_ends_while_frames_wait_for_it(ends: tuple[Peer, Link]) -> None:
+    peer, link = ends
+    in_time(lambda: [link.send(document(100_000)) for _ in range(20)])  # type: ignore[func-returns-value]
+    peer.close()
+
+    def refused() -> bool:
+        try:
+            link.send(frames.Work(1, 1))
+        except SchedulerDied:
+            return True
+        return False
+
+    wait_until(refused, "a send to say that the scheduler is gone")
+    assert link.receive(DEADLINE_S) is None
 
 
 def test_shutdown_wakes_the_thread_that_receives(ends: tuple[Peer, Link]) -> None:
@@ -298,6 +325,18 @@ def test_descriptors_that_nobody_takes_are_bounded_and_closed_with_the_link(ends
             assert link.receive(DEADLINE_S)
     os.close(write)
     link.close()
+    assert is_closed(read)
+    os.close(read)
+
+
+def test_the_scheduler_keeps_no_copy_of_a_descriptor_that_it_has_sent(ends: tuple[Peer, Link]) -> None:
+    peer, link = ends
+    read, write = os.pipe()
+    peer.send(frames.Arena(1), write)
+    os.close(write)
+    assert peer.flush()
+    assert arrived(link, 1) == [frames.Arena(1)]
+    os.close(link.descriptor())
     assert is_closed(read)
     os.close(read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -94,6 +95,25 @@ def test_a_forked_child_of_the_first_does_not_get_in_twice(tmp_path: Path) -> No
     listener = Listener(tmp_path / "s")
     with pytest.raises(DaemonRunning, match=f"pid {os.getpid()} "):
         Listener(tmp_path / "s")
+    listener.close()
+
+
+def test_a_lock_file_that_lost_its_name_excludes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first leaves between the second one's opening of the lock file and its locking of it."""
+    path = tmp_path / "s"
+    leaving = [Listener(path)]
+    lock = fcntl.flock
+
+    def lock_late(fd: int, operation: int) -> None:
+        while leaving:
+            leaving.pop().close()
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    listener = Listener(path)
+    with pytest.raises(DaemonRunning):
+        Listener(path)
+    assert answers(path)
     listener.close()
 
 

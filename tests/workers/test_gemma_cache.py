@@ -19,18 +19,18 @@ from tiny import Reference, write_model
 
 from shmsched.errors import EngineStartError
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.workers import gemma_weights
 from shmsched.workers.gemma import Gemma
-from shmsched.workers.gemma_config import read_config
-from shmsched.workers.gemma_files import cache_directory, checksum, replacing
-from shmsched.workers.gguf_file import GgufFile
+from shmsched.workers.gemma import weights as gemma_weights
+from shmsched.workers.gemma.config import read_config
+from shmsched.workers.gemma.files import cache_directory, checksum, replacing
+from shmsched.workers.gguf.file import GgufFile
 
 TOKENS = list(range(20, 60))
 
 START = """
 import sys
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.workers import gemma_weights
+from shmsched.workers.gemma import weights as gemma_weights
 from shmsched.workers.gemma import Gemma
 engine = Gemma(sys.argv[1], cache=sys.argv[2])
 sys.stdin.read(1)

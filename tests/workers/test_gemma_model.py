@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.steps import OutputRows
 from shmsched.workers.gemma import Gemma
-from shmsched.workers.gguf_tokenizer import Tokenizer, load
+from shmsched.workers.gguf.tokenizer import Tokenizer, load
 
 pytestmark = [
     pytest.mark.model,

@@ -13,11 +13,11 @@ from tiny import VOCAB, Reference, write_model
 from shmsched.errors import EngineStartError
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.steps import OutputRows, SamplingParams
-from shmsched.workers import gemma_linear
 from shmsched.workers.gemma import Gemma
-from shmsched.workers.gemma_model import GemmaModel
-from shmsched.workers.gguf_file import GgufError
-from shmsched.workers.kv_blocks import BLOCK_TOKENS, KvBlocks
+from shmsched.workers.gemma import linear as gemma_linear
+from shmsched.workers.gemma.kv_blocks import BLOCK_TOKENS, KvBlocks
+from shmsched.workers.gemma.model import GemmaModel
+from shmsched.workers.gguf.file import GgufError
 
 ALL, LAST, NONE = OutputRows.ALL, OutputRows.LAST, OutputRows.NONE
 

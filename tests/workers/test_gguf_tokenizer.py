@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import VOCAB, write_vocabulary
 
-from shmsched.workers.gguf_file import GgufError
-from shmsched.workers.gguf_tokenizer import Tokenizer, load
+from shmsched.workers.gguf.file import GgufError
+from shmsched.workers.gguf.tokenizer import Tokenizer, load
 
 SPACE_MARK = "\u2581"
 TEXT = st.text(st.characters(exclude_characters=SPACE_MARK, codec="utf-8"))

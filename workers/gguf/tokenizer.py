@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import sentencepiece
 
-from shmsched.workers.gguf_file import GgufError, GgufFile
+from shmsched.workers.gguf.file import GgufError, GgufFile
 
 _SPACE = "\u2581".encode()  # SentencePiece's mark for a space
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shmsched import Client, Cluster, Control, launch
-from shmsched.tools.stress_options import LEAST_SESSION_TOKENS, MODEL, Options
+from shmsched.tools.load.options import LEAST_SESSION_TOKENS, MODEL, Options
 
 START_S = 20.0
 GONE_S = 3.0

@@ -1,4 +1,4 @@
-"""What one client process of the stress tool does: ``python -m shmsched.tools.stress_client``.
+"""What one client process of the stress tool does: ``python -m shmsched.tools.load.client``.
 
 It reads lines from standard input (its plan as JSON, then ``go``, then ``stop``) and writes JSON lines to what was its
 standard output. The end of its input means that its parent is gone.
@@ -16,12 +16,12 @@ import time
 from typing import Any
 
 from shmsched import Client, ClientClosed, Full, SchedulerDied, SchedulerStopped, ShmschedError
-from shmsched.tools.stress_flight import Shared
-from shmsched.tools.stress_loop import ClosedLoop
-from shmsched.tools.stress_options import MODEL, ClientPlan, Mode
-from shmsched.tools.stress_rows import HeldLeases, RowCheck
-from shmsched.tools.stress_tally import Tally
-from shmsched.tools.stress_turns import Choices
+from shmsched.tools.load.flight import Shared
+from shmsched.tools.load.loop import ClosedLoop
+from shmsched.tools.load.options import MODEL, ClientPlan, Mode
+from shmsched.tools.load.rows import HeldLeases, RowCheck
+from shmsched.tools.load.tally import Tally
+from shmsched.tools.load.turns import Choices
 
 CONNECT_S = 10.0
 TELL_S = 0.2

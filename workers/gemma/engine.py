@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.errors import EngineStartError
-from shmsched.workers.gemma_attention import Span
-from shmsched.workers.gemma_config import read_config
-from shmsched.workers.gemma_files import cache_directory, demo_file
-from shmsched.workers.gemma_model import GemmaModel
-from shmsched.workers.gemma_weights import load_weights
-from shmsched.workers.gguf_file import GgufFile
-from shmsched.workers.gguf_tokenizer import stop_tokens
-from shmsched.workers.kv_blocks import BLOCK_TOKENS, KvBlocks
+from shmsched.workers.gemma.attention import Span
+from shmsched.workers.gemma.config import read_config
+from shmsched.workers.gemma.files import cache_directory, demo_file
+from shmsched.workers.gemma.kv_blocks import BLOCK_TOKENS, KvBlocks
+from shmsched.workers.gemma.model import GemmaModel
+from shmsched.workers.gemma.weights import load_weights
+from shmsched.workers.gguf.file import GgufFile
+from shmsched.workers.gguf.tokenizer import stop_tokens
 
 Floats = npt.NDArray[np.float32]
 
@@ -134,7 +134,7 @@ def _in_blocks(n_tokens: int) -> int:
 
 def _limit_threads(n: int) -> None:
     try:
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]
+        from threadpoolctl import threadpool_limits
     except ImportError:
         raise EngineStartError("gemma's option threads= needs threadpoolctl: pip install 'shmsched[gemma]'") from None
     threadpool_limits(limits=n, user_api="blas")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched import LogitsBlock
-from shmsched.tools.stress_answers import I64
+from shmsched.tools.load.answers import I64
 from shmsched.workers.echo import PEAK
 
 F32 = npt.NDArray[np.float32]

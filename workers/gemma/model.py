@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.workers.gemma_attention import Span, attend, plan
-from shmsched.workers.gemma_config import GemmaConfig
-from shmsched.workers.gemma_linear import narrow, widen
-from shmsched.workers.kv_blocks import KvBlocks
+from shmsched.workers.gemma.attention import Span, attend, plan
+from shmsched.workers.gemma.config import GemmaConfig
+from shmsched.workers.gemma.kv_blocks import KvBlocks
+from shmsched.workers.gemma.linear import narrow, widen
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
@@ -20,7 +20,7 @@ _GELU_SCALE = 2 * np.sqrt(2 / np.pi)
 
 class GemmaModel:
     def __init__(self, config: GemmaConfig, weights: Mapping[str, Floats], embed: Callable[[Ints], Floats]) -> None:
-        """``weights`` are those of ``gemma_weights.layout``; ``embed`` gives the embedding rows of tokens."""
+        """``weights`` are those of ``weights.layout``; ``embed`` gives the embedding rows of tokens."""
         self.config = config
         self._embed = embed
         self._embedding_scale = np.float32(np.sqrt(config.dim))
@@ -70,7 +70,7 @@ class GemmaModel:
         return self._norm(x, "output_norm")
 
     def logits(self, hidden: Floats, out: Floats) -> Floats:
-        """The logits of a few rows, in ``out``, which has room for ``gemma_linear.padded`` of them: (n, vocab)."""
+        """The logits of a few rows, in ``out``, which has room for ``linear.padded`` of them: (n, vocab)."""
         return widen(hidden, self._weights["output"], out)
 
     def _norm(self, x: Floats, name: str) -> Floats:

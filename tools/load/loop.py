@@ -18,10 +18,10 @@ from shmsched import (
     SessionClosed,
     ShmschedError,
 )
-from shmsched.tools.stress_answers import I64, Mirror
-from shmsched.tools.stress_flight import Flight, Shared
-from shmsched.tools.stress_options import MODEL
-from shmsched.tools.stress_turns import Choices, Part
+from shmsched.tools.load.answers import I64, Mirror
+from shmsched.tools.load.flight import Flight, Shared
+from shmsched.tools.load.options import MODEL
+from shmsched.tools.load.turns import Choices, Part
 
 GREEDY = SamplingParams()
 OPEN_S = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmsched.workers.gguf_file import GgufError, GgufFile
+from shmsched.workers.gguf.file import GgufError, GgufFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class GemmaConfig:
 
 
 def read_config(file: GgufFile) -> GemmaConfig:
-    """Raises :class:`GgufError` for anything but a Gemma 3 text model that ``gemma_model`` computes exactly."""
+    """Raises :class:`GgufError` for anything but a Gemma 3 text model that ``model`` computes exactly."""
     architecture = file.text("general.architecture")
     if architecture != "gemma3":
         raise GgufError(f"{file.path} holds a model of architecture {architecture!r}; this engine runs 'gemma3'")

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shmsched.workers.gemma_config import GemmaConfig
-from shmsched.workers.gemma_files import checksum, replacing
-from shmsched.workers.gguf_file import GgufError, GgufFile
+from shmsched.workers.gemma.config import GemmaConfig
+from shmsched.workers.gemma.files import checksum, replacing
+from shmsched.workers.gguf.file import GgufError, GgufFile
 
 Floats = npt.NDArray[np.float32]
 
@@ -50,7 +50,7 @@ class Entry:
 
 
 def layout(file: GgufFile, config: GemmaConfig) -> list[Entry]:
-    """What the cache file holds and where. Weights that widen lie as (in, out), others as (out, in): gemma_linear."""
+    """What the cache file holds and where. Weights that widen lie as (in, out), others as (out, in): see ``linear``."""
     c = config
     heads, kv = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     entries: list[Entry] = []

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from shmsched import ShmschedError
-from shmsched.tools.stress_fleet import Fleet
-from shmsched.tools.stress_options import ClientPlan, Options
-from shmsched.tools.stress_tally import Tally
-from shmsched.tools.stress_target import Ledger, Status, Target
+from shmsched.tools.load.fleet import Fleet
+from shmsched.tools.load.options import ClientPlan, Options
+from shmsched.tools.load.tally import Tally
+from shmsched.tools.load.target import Ledger, Status, Target
 
 READY_S = 15.0
 READY_EACH_S = 0.5

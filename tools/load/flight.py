@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shmsched import Client, Response, Session, StepFuture
-from shmsched.tools.stress_answers import I64
-from shmsched.tools.stress_rows import HeldLeases, RowCheck
-from shmsched.tools.stress_tally import Tally
-from shmsched.tools.stress_turns import Part
+from shmsched.tools.load.answers import I64
+from shmsched.tools.load.rows import HeldLeases, RowCheck
+from shmsched.tools.load.tally import Tally
+from shmsched.tools.load.turns import Part
 
 if TYPE_CHECKING:
-    from shmsched.tools.stress_loop import ClosedLoop
+    from shmsched.tools.load.loop import ClosedLoop
 
 
 @dataclass(slots=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shmsched.tools.stress_run import Outcome
-from shmsched.tools.stress_target import Ledger
+from shmsched.tools.load.run import Outcome
+from shmsched.tools.load.target import Ledger
 
 SHOWN = 5
 QUANTILES = (50, 90, 99)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.workers.kv_blocks import KvBlocks, Segment
+from shmsched.workers.gemma.kv_blocks import KvBlocks, Segment
 
 Floats = npt.NDArray[np.float32]
 

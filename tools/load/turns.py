@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched import OutputRows
-from shmsched.tools.stress_answers import Mirror
-from shmsched.tools.stress_options import Mode
+from shmsched.tools.load.answers import Mirror
+from shmsched.tools.load.options import Mode
 
 I32 = npt.NDArray[np.int32]
 

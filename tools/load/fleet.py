@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shmsched.tools.stress_options import ClientPlan
-from shmsched.tools.stress_tally import Tally
+from shmsched.tools.load.options import ClientPlan
+from shmsched.tools.load.tally import Tally
 
 KILL_S = 5.0
 TICK_S = 0.1
@@ -88,7 +88,7 @@ class Fleet:
     def start(self, plan: ClientPlan) -> None:
         # A session of its own keeps a terminal's Ctrl-C away: the parent tells it when to stop.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shmsched.tools.stress_client"],
+            [sys.executable, "-P", "-m", "shmsched.tools.load.client"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -1,0 +1,1 @@
+"""GGUF files: their header and tensors in ``file``, their vocabulary in ``tokenizer``."""
