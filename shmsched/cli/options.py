@@ -31,7 +31,9 @@ class Seconds(Number):
 
 MOST_SECONDS = 10_000_000
 """Four months: what no wait outlasts, and every clock can add."""
+LEAST_SECONDS = 0.001
 SECONDS = Seconds(min=0)
+POSITIVE_SECONDS = Seconds(min=LEAST_SECONDS)
 
 
 def check_spec(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

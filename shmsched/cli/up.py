@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmsched.cli.options import MOST_SECONDS, SECONDS, SPEC_HELP, check_spec, socket_option
+from shmsched.cli.options import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    POSITIVE_SECONDS,
+    SECONDS,
+    SPEC_HELP,
+    check_spec,
+    socket_option,
+)
 
 if TYPE_CHECKING:
     from shmsched.daemon.config import DaemonConfig
@@ -28,6 +36,9 @@ _LIMIT = click.IntRange(min=1)
     "--drain-timeout", type=SECONDS, metavar="S", help="How long open sessions may go on at the end.  [default: 30]"
 )
 @click.option(
+    "--step-timeout", type=POSITIVE_SECONDS, metavar="S", help="When a batch counts as hanging.  [default: 300]"
+)
+@click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE.toml", help="Settings; options given here win over them."
 )
 def command(config: Path | None, **options: Any) -> int:
@@ -40,7 +51,7 @@ def command(config: Path | None, **options: Any) -> int:
     passed, and exits. A second one ends it at once.
 
     A configuration file has [[engine]] tables with spec, copies, env (a table, or a list with one for each copy) and
-    python, and above them socket, max_decode_sequences, max_prefill_chunk_size and drain_timeout.
+    python, and above them socket, max_decode_sequences, max_prefill_chunk_size, drain_timeout and step_timeout.
     """
     from shmsched.daemon.__main__ import run
 
@@ -59,6 +70,7 @@ def daemon_config(
     max_decode_sequences: int | None,
     max_prefill_chunk_size: int | None,
     drain_timeout: float | None,
+    step_timeout: float | None,
 ) -> DaemonConfig:
     """The file's settings, and over them the options that were given."""
     from shmsched.daemon.config import EngineConfig, read_config
@@ -76,6 +88,7 @@ def daemon_config(
         "max_decode_sequences": max_decode_sequences,
         "max_prefill_chunk_size": max_prefill_chunk_size,
         "drain_timeout": drain_timeout,
+        "step_timeout": step_timeout,
     }
     settings |= {name: value for name, value in given.items() if value is not None}
     return _checked(file, settings, engines)
@@ -96,10 +109,11 @@ def _checked(file: Path | None, settings: dict[str, Any], engines: tuple[Any, ..
             name: settings[name] for name in ("max_decode_sequences", "max_prefill_chunk_size") if name in settings
         }
         params = SchedulerParams(**limits)
-        if "drain_timeout" in settings:
-            rest["drain_timeout_s"] = settings["drain_timeout"]
-            if not 0 <= rest["drain_timeout_s"] <= MOST_SECONDS:
-                raise ValueError(f"drain_timeout is {rest['drain_timeout_s']}; it must be from 0 to {MOST_SECONDS:,}")
+        for name, least in (("drain_timeout", 0.0), ("step_timeout", LEAST_SECONDS)):
+            if name in settings:
+                rest[f"{name}_s"] = seconds = settings[name]
+                if not least <= seconds <= MOST_SECONDS:
+                    raise ValueError(f"{name} is {seconds}; it must be from {least:g} to {MOST_SECONDS:,}")
     except ValueError as e:
         if file is None:
             raise click.UsageError(str(e)) from e

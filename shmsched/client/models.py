@@ -34,6 +34,27 @@ class Model:
     supports_rewind: bool
 
     @property
+    def name(self) -> str:
+        return self.info.model
+
+    @property
+    def vocab_size(self) -> int:
+        return self.info.vocab_size
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return self.info.stop_tokens
+
+    @property
+    def max_sessions(self) -> int:
+        """Of all its engines together."""
+        return self.info.max_sessions
+
+    @property
+    def max_session_tokens(self) -> int:
+        return self.info.max_session_tokens
+
+    @property
     def max_prefill_chunk_size(self) -> int:
         assert self.info.max_prefill_chunk_size is not None
         return self.info.max_prefill_chunk_size

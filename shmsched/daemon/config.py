@@ -79,7 +79,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, named as the fields of DaemonConfig. Raises InvalidRequest that names file and key.
 
     ``[[engine]]`` tables have ``spec``, ``copies``, ``env`` (a table, or a list of them) and ``python``; at the top may stand
-    ``socket``, ``max_decode_sequences``, ``max_prefill_chunk_size`` and ``drain_timeout``.
+    ``socket``, ``max_decode_sequences``, ``max_prefill_chunk_size``, ``drain_timeout`` and ``step_timeout``.
     """
     try:
         document = tomllib.loads(path.read_text())
@@ -87,7 +87,14 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise InvalidRequest(f"{path} is not TOML: {e}") from e
-    top = {"socket": str, "max_decode_sequences": int, "max_prefill_chunk_size": int, "drain_timeout": (int, float)}
+    seconds = (int, float)
+    top = {
+        "socket": str,
+        "max_decode_sequences": int,
+        "max_prefill_chunk_size": int,
+        "drain_timeout": seconds,
+        "step_timeout": seconds,
+    }
     _check_keys(path, "the top level", document, {**top, "engine": list})
     settings = {key: document[key] for key in top if key in document}
     settings["engines"] = tuple(_engine(path, i, table) for i, table in enumerate(document.get("engine", ())))
