@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
 
+import numpy as np
+
 from shmsched.client.channel import Submission
 from shmsched.client.futures import StepFuture
 from shmsched.client.leases import ClientArena
@@ -209,7 +211,7 @@ class Client:
             if not self._channel.wait_for_room(lacking, block, deadline):
                 raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
         future = self._channel.submit(submission)
-        end = submission.position + submission.n_tokens
+        end = int(submission.position) + submission.n_tokens
         submission.session.submitted(future.first_request, submission.position, end)
         return future
 
@@ -220,7 +222,7 @@ class Client:
         session.check_open()
         end = start + submission.n_tokens
         most = session.model.info.max_session_tokens
-        if not isinstance(start, int) or start < 0 or start > session._position:
+        if not isinstance(start, int | np.integer) or start < 0 or start > session._position:
             raise InvalidRequest(
                 f"position {start!r} in session {session.session_id}; it goes on at {session._position}, or below to rewind"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import resource
 import sys
 import time
 
@@ -66,6 +67,7 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status."""
+        _allow_descriptors()
         Signals(self.loop, lambda: self.stop(self.config.drain_timeout_s))
         if self.config.launcher_pid:
             end_with(self.config.launcher_pid, self.loop, self.end)
@@ -188,3 +190,9 @@ class Daemon:
             self.loop.call_at(time.monotonic() + 0.01, lambda: self._leave(deadline))
         else:
             self.loop.stop()
+
+
+def _allow_descriptors() -> None:
+    """As many as the system allows: a client takes a socket, a pidfd and, with Python's mmap, one for each mapping."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -44,6 +44,9 @@ class EngineInfo:
             value = getattr(self, name)
             if value is not None and not least <= value < 2**31:
                 raise InvalidRequest(f"EngineInfo.{name} is {value!r}; it must be None or from {least} to 2**31 - 1")
+        for token in self.stop_tokens:
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(f"EngineInfo.stop_tokens has {token!r}; the vocabulary has {self.vocab_size}")
         if not 0 < len(self.model.encode()) <= 255:
             raise InvalidRequest(f"EngineInfo.model is {self.model!r}; it must be a name of 1 to 255 bytes")
 

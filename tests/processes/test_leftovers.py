@@ -59,7 +59,8 @@ def test_what_is_ending_is_waited_for() -> None:
 
 
 def test_a_name_in_dev_shm_is_seen() -> None:
-    name = f"shmsched-{os.getpid()}-0-0"
+    # Not of the form that a daemon elsewhere on the machine would sweep.
+    name = f"shmsched-test-{os.getpid()}"
     try:
         with pytest.raises(AssertionError, match=name), nothing_left(0.1):
             posix_ipc.SharedMemory("/" + name, flags=posix_ipc.O_CREX, mode=0o600, size=1).close_fd()

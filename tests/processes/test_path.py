@@ -109,7 +109,7 @@ def test_more_rows_than_the_arena_can_ever_hold_are_refused_with_the_sizes(clust
 def test_position_below_the_length_rewinds(client: shmsched.Client) -> None:
     with client.open_session() as session:
         session.submit(list(range(40))).result(DEADLINE)
-        response = session.submit([9, 9], position=10).result(DEADLINE)
+        response = session.submit([9, 9], position=np.int64(10)).result(DEADLINE)
         assert response.tokens.tolist() == [answer(advance(0, [*range(10), 9, 9]), VOCAB)]
         assert session.position == 12
 
