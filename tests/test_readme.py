@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,19 @@ def test_the_engine_example_is_complete_and_under_40_lines(tmp_path: Path, monke
         rows = session.submit([2, 3], output_rows=shmsched.OutputRows.ALL).result(DEADLINE).tokens.tolist()
         assert rows == [3, 1]
         assert session.submit([7, 8, 7], position=2).result(DEADLINE).tokens.tolist() == [8]
+        (command,) = re.findall(r"^shmsched (generate --temperature .*)$", README, re.MULTILINE)
+        generate = [Path(sys.executable).with_name("shmsched"), *shlex.split(command), "--socket", cluster.socket]
+        said = subprocess.run(generate, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        assert said.returncode == 0, said.stderr
+        assert said.stdout.startswith("abra")
+
+
+def test_the_scheduler_example_runs() -> None:
+    program = block("python", "scheduler.get_work()")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[42]\n", "")
 
 
 def test_the_configuration_example_is_read(tmp_path: Path) -> None:
@@ -85,3 +99,18 @@ def test_every_path_that_it_names_exists() -> None:
         r"`((?:client|daemon|engine|scheduling)/[a-z_]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()
     ):
         assert (ROOT / "shmsched" / name).is_file(), name
+
+
+def test_every_fault_has_a_test_that_exists_and_every_fault_test_is_named() -> None:
+    (section,) = re.findall(r"^## Faults seen elsewhere.*?(?=^## )", README, re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| (F\d+) \|.*$", section, re.MULTILINE)
+    assert rows == [f"F{i}" for i in range(1, 16)]
+    sources = "".join(path.read_text() for path in (ROOT / "tests" / "faults").glob("test_*.py"))
+    existing = re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE)
+    named = []
+    for row, line in zip(rows, re.findall(r"^\| F\d+ .*$", section, re.MULTILINE), strict=True):
+        tests = re.findall(r"`(test_\w+)`", line)
+        assert tests, f"{row} names no test"
+        assert all(name.startswith(f"test_{row.lower()}_") for name in tests), line
+        named += tests
+    assert sorted(named) == sorted(existing)

@@ -121,22 +121,26 @@ class Channel:
             assert self.arena is not None
             offset = self.arena.reserve(n_rows, session.vocab_size)
         future = StepFuture(self.withdraw)
-        first = self._next_request
+        future.start = submission.position
+        future.first_request = self._next_request
+        future.last_request = self._next_request + len(submission.chunks) - 1
         descriptors = []
+        pending = {}
         position = submission.position
-        for chunk in submission.chunks:
-            is_last = chunk is submission.chunks[-1]
-            request, self._next_request = self._next_request, self._next_request + 1
-            self._ring.write(chunk)
+        for request, chunk in enumerate(submission.chunks, self._next_request):
+            is_last = request == future.last_request
             descriptors.append(_describe(submission, request, len(chunk), position, is_last, max(offset, 0)))
             n_results = n_rows if is_last and not raw else 0
-            self._pending[request] = Pending(
+            pending[request] = Pending(
                 future, session, submission.request_id, position, n_results, offset if is_last else _NO_ROWS, is_last
             )
-            self._outstanding_results += n_results
             position += len(chunk)
-        future.first_request, future.last_request = first, self._next_request - 1
-        future.start = submission.position
+        # Nothing below can refuse: a ring that is ahead of what frames have announced would end the connection.
+        for chunk in submission.chunks:
+            self._ring.write(chunk)
+        self._next_request = future.last_request + 1
+        self._pending.update(pending)
+        self._outstanding_results += 0 if raw else n_rows
         self._ids.add(submission.request_id)
         self._link.send(frames.Submit(self._ring.written, self._records.read, self._results.read, descriptors))
         return future

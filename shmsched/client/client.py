@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 
 import numpy as np
@@ -136,7 +137,7 @@ class Client:
         chunk = session.model.max_prefill_chunk_size
         if len(tokens) > chunk:
             raise InvalidRequest(f"request {request.request_id} has {len(tokens)} tokens; a step has at most {chunk}")
-        params = request.params
+        params = replace(request.params, output_rows=_output_rows(request.params.output_rows))
 
         def make() -> Submission:
             if self._channel.id_is_outstanding(request.request_id):
@@ -179,6 +180,7 @@ class Client:
     ) -> StepFuture:
         self._check_usable()
         array = as_tokens(tokens, session.vocab_size)
+        output_rows = _output_rows(output_rows)
         size = session.model.max_prefill_chunk_size
         if output_rows is OutputRows.ALL and len(array) > size:
             raise InvalidRequest(f"output_rows=ALL with {len(array)} tokens; they must fit one chunk of {size}")
@@ -217,6 +219,11 @@ class Client:
 
     def _check(self, submission: Submission) -> None:
         """Refuse what can never run as it stands."""
+        params = submission.params
+        if params.sampling is not None and not isinstance(params.sampling, SamplingParams):
+            raise InvalidRequest(
+                f"sampling is {params.sampling!r}; a SamplingParams, or None for raw logits, is wanted"
+            )
         session, start = submission.session, submission.position
         self._check_usable()
         session.check_open()
@@ -305,6 +312,13 @@ class Client:
         error = UsedAfterFork(f"this future belongs to a client of process {self._pid}; make a new Client in this one")
         for future in self._channel.outstanding_futures():
             future.fail_in_forked_child(error)
+
+
+def _output_rows(value: object) -> OutputRows:
+    try:
+        return OutputRows(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
 
 
 def _after_fork_in_child() -> None:

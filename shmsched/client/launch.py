@@ -16,7 +16,7 @@ from typing import Any
 
 from shmsched.client.client import Client
 from shmsched.client.control import Control
-from shmsched.errors import EngineStartError, ShmschedError
+from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.wire.listener import default_socket
 
@@ -35,9 +35,11 @@ def launch(
     """Start a daemon of one's own with ``engines`` copies of each engine spec, and wait until they are up.
 
     The daemon ends with the cluster's ``close()`` or with this process, however this process ends. ``settings`` are further
-    fields of ``DaemonConfig`` that are plain numbers. Raises EngineStartError if no engine comes up; what the engines print
-    goes to standard error.
+    fields of ``DaemonConfig`` that are plain numbers. Raises EngineStartError with its reason if no engine comes up; what
+    the engines print goes to standard error.
     """
+    if engines < 1:
+        raise InvalidRequest(f"engines is {engines}; it must be 1 or more. For no engine at all, name no spec")
     params = SchedulerParams(max_decode_sequences, max_prefill_chunk_size)
     config = {
         "socket": str(_private_socket()),
@@ -138,6 +140,8 @@ class Cluster:
                     "the daemon ended before its engines were up; its messages are on standard error"
                 )
             line += data
+        if line.startswith(b"failed "):
+            raise EngineStartError(f"no engine came up: {line[7:].decode(errors='replace').strip()}")
 
 
 def _private_socket() -> Path:

@@ -15,6 +15,10 @@ def as_tokens(tokens: Tokens, vocab_size: int) -> npt.NDArray[np.int32]:
         array = np.asarray(tokens)
     except (ValueError, OverflowError) as e:
         raise InvalidRequest(f"tokens are no flat sequence of integers: {e}") from e
+    if array.ndim == 0:
+        raise InvalidRequest(
+            f"tokens are {str(tokens)[:80]!r}, of type {type(tokens).__name__}; a sequence of integers is wanted"
+        )
     if array.ndim != 1:
         raise InvalidRequest(f"tokens have shape {array.shape}; one dimension is wanted")
     if array.size == 0:

@@ -134,8 +134,15 @@ class ClientLink:
         if step.sampled:
             self.outstanding_results -= step.n_rows
 
+    def drop_memory(self) -> None:
+        """The client is gone. Whatever still refers to this link must not keep the client's memory mapped."""
+        self.arena = None
+        del self._ring, self._records, self._results
+
     def tell_completions(self) -> None:
         """Announce what was written since the last time, if anything, or that much of the token ring is free."""
+        if self.closed:
+            return
         cursors = (self._records.written, self._results.written, self._ring.read)
         records, _, tokens = self._told
         if cursors[0] != records or cursors[2] - tokens >= self._ring.capacity // 4:

@@ -67,6 +67,7 @@ class Clients:
         if link.arena is not None:
             self.budget.release(link.arena.size)
             link.arena.close_descriptor()
+        link.drop_memory()
 
     def open_arena(self, link: ClientLink, size: int) -> None:
         """Make the client's arena, off the loop: reserving a gigabyte takes a third of a second."""

@@ -181,6 +181,7 @@ class Connections:
             self.drop(connection, f"the peer does not read: {connection.peer.outbound_bytes} bytes wait for it")
         elif written == connection.writing:
             connection.writing = not written
+            connection.peer.behind_since = 0.0 if written else time.monotonic()
             self._loop.change(connection.peer.sock.fileno(), READ if written else READ | WRITE)
 
 

@@ -250,7 +250,8 @@ class EngineLink:
     def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:
         if step.state is StepState.IN_FLIGHT:
             session = step.session
-            daemon.settling.fail_from(session, step.number, step.position, ErrorCode.STEP_FAILED, message)
+            words = f"engine {self.offer.spec} failed the step at position {step.position} of session {session.client_id}: {message}"
+            daemon.settling.fail_from(session, step.number, step.position, ErrorCode.STEP_FAILED, words)
         step.session.client.return_rows(step)
 
     def _requeue(self, deferred: list[Step], of: int, daemon: Daemon) -> None:

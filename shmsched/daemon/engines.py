@@ -67,7 +67,19 @@ class Engines:
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
             self._supervisor.is_ready(worker)
+        else:
+            self._daemon.log(
+                f"engine {link.offer.spec} (pid {link.peer.pid}) is attached, for model {link.offer.model!r}"
+            )
         self._changed()
+
+    def failed_to_start(self, pid: int, reason: str) -> None:
+        """An engine says why it will not be ready; the end of its process follows."""
+        worker = self._supervisor.worker_of(pid)
+        if worker is not None:
+            worker.reason = reason
+        else:
+            self._daemon.log(f"the engine with pid {pid} did not start: {reason}")
 
     def hangs(self, link: EngineLink) -> None:
         """Its batch has run for the whole step time-out. Its steps fail now; its rows return once it is dead."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from shmsched.daemon.connections import Connection
@@ -52,6 +53,10 @@ class ClientHandler:
                 raise ProtocolError(f"a client sent a {type(message).__name__} frame")
 
     def lost(self, why: str) -> None:
+        peer = self._link.peer
+        if peer.overfull:
+            seconds = time.monotonic() - peer.behind_since if peer.behind_since else 0.0
+            self._daemon.log(f"client pid {peer.pid} is disconnected after {seconds:.1f} s behind: {why}")
         self._daemon.loop.unwatch(self._pidfd)
         os.close(self._pidfd)
         self._daemon.clients.gone(self._link)
@@ -68,6 +73,9 @@ class EngineHandler:
     def handle(self, message: Any) -> None:
         link = self._link
         if link is None:
+            if isinstance(message, frames.StartFailed):
+                self._daemon.engines.failed_to_start(self._connection.peer.pid, message.message)
+                return
             if not isinstance(message, frames.Offer):
                 raise ProtocolError(f"an engine sent {type(message).__name__} before its offer")
             self._link = self._daemon.engines.offered(self._connection, message)
@@ -76,7 +84,7 @@ class EngineHandler:
             case frames.Ready():
                 self._daemon.engines.ready(link)
             case frames.StartFailed(reason):
-                self._daemon.log(f"engine {link.offer.spec} (pid {link.peer.pid}) did not start: {reason}")
+                self._daemon.engines.failed_to_start(link.peer.pid, reason)
             case frames.SlotOpened(slot, number):
                 self._daemon.sessions.opened(link, slot, number)
             case frames.SlotRefused():

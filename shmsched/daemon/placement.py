@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.state import Session, SessionState
@@ -25,10 +25,10 @@ class Placement:
     Engines of one model are interchangeable for a new session. Once open, a session stays with its engine.
     """
 
-    def __init__(self, engines: Callable[[], Iterable[EngineLink]], engines_expected: Callable[[], int]) -> None:
-        """``engines``: those attached. ``engines_expected``: how many are being started, whose model is not known yet."""
+    def __init__(self, engines: Callable[[], Iterable[EngineLink]], expected: Callable[[], Collection[str]]) -> None:
+        """``engines``: those attached. ``expected``: the models of those being started, empty where it is not known yet."""
         self._engines = engines
-        self._engines_expected = engines_expected
+        self._expected = expected
         self._waiting: dict[str, OrderedDict[int, Session]] = defaultdict(OrderedDict)
         """By the model asked for, empty where any will do, and there in order of arrival."""
 
@@ -42,10 +42,7 @@ class Placement:
         if engine is not None:
             engine.open(session)
         elif not block:
-            raise NoPlace(
-                ErrorCode.FULL,
-                f"every session slot of {self._label(session.model)} is taken: {self._slots(session.model)}",
-            )
+            raise NoPlace(ErrorCode.FULL, self._full(session.model))
         else:
             self._waiting[session.model][session.number] = session
 
@@ -81,14 +78,19 @@ class Placement:
         """The engine for the session, or None if one may have room later. Raises NoPlace."""
         assert session.state is SessionState.WAITING
         alive = [e for e in self._engines() if e.state is not EngineState.DEAD]
-        if not session.model and len({e.offer.model for e in alive}) > 1:
-            names = ", ".join(sorted({e.offer.model for e in alive}))
-            raise NoPlace(ErrorCode.INVALID_REQUEST, f"this daemon serves several models; name one of {names}")
-        able = [e for e in alive if not session.model or e.offer.model == session.model]
-        if not able and not self._engines_expected():
-            served = ", ".join(sorted({e.offer.model for e in alive})) or "none"
+        expected = self._expected()
+        # A model whose engine is being restarted counts, or what no name means would depend on the moment.
+        names = {e.offer.model for e in alive} | {name for name in expected if name}
+        if not session.model and len(names) > 1:
             raise NoPlace(
-                ErrorCode.NO_ENGINE, f"no engine serves {self._label(session.model)}; models served: {served}"
+                ErrorCode.INVALID_REQUEST, f"this daemon serves several models; name one of {', '.join(sorted(names))}"
+            )
+        able = [e for e in alive if session.model in ("", e.offer.model)]
+        if not able and not any(name in ("", session.model) or not session.model for name in expected):
+            raise NoPlace(
+                ErrorCode.NO_ENGINE,
+                f"no engine serves {self._label(session.model)}; models served: {', '.join(sorted(names)) or 'none'}."
+                " `shmsched status` says what became of its engines; `shmsched engine` attaches one",
             )
         free = [e for e in able if e.has_slot]
         return min(free, key=lambda e: (len(e.sessions), len(e.queues)), default=None)
@@ -96,6 +98,10 @@ class Placement:
     def _label(self, model: str) -> str:
         return f"model {model!r}" if model else "this daemon"
 
-    def _slots(self, model: str) -> str:
-        able = [e for e in self._engines() if e.state is EngineState.READY and model in ("", e.offer.model)]
-        return f"{sum(len(e.sessions) for e in able)} of {sum(e.offer.max_sessions for e in able)} in use"
+    def _full(self, model: str) -> str:
+        """Why there is no slot now."""
+        ready = [e for e in self._engines() if e.state is EngineState.READY and model in ("", e.offer.model)]
+        if not ready:
+            return f"no engine of {self._label(model)} is ready yet; one is being started"
+        used, most = sum(len(e.sessions) for e in ready), sum(e.offer.max_sessions for e in ready)
+        return f"every session slot of {self._label(model)} is taken: {used} of {most} in use"

@@ -149,8 +149,9 @@ class Daemon:
             return
         self._announced = True
         if workers and not up:
-            self.log("no engine came up; see its message above")
             self._exit_status = 1
+            if self.config.launcher_pid:
+                print("failed " + "; ".join(w.reason or w.last_exit for w in workers).replace("\n", " "), flush=True)
             self.end()
         elif not self.ending:
             print(f"ready {self.config.socket}", flush=True)
@@ -164,7 +165,9 @@ class Daemon:
             return
         self.stopping = True
         if self.sessions.open and not self.config.launcher_pid:
-            self.log(f"stopping; {self.sessions.open} open sessions may take up to {drain_s:g} s")
+            self.log(
+                f"stopping; open sessions ({self.sessions.open}) may go on for {drain_s:g} s. A second signal ends at once"
+            )
         self.sessions.take_no_more()
         for link in self.clients.links.values():
             link.tell(frames.Stopping(drain_s))

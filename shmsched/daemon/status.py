@@ -30,7 +30,7 @@ def status_document(daemon: Daemon, batches: int) -> bytes:
         "ledger": {**asdict(counts), "balanced": counts.balanced},
         "waiting_sessions": daemon.placement.waiting,
         "shared_memory": {"used_bytes": daemon.clients.budget.used, "limit_bytes": daemon.clients.budget.limit},
-        "clients": [_client(link) for link in daemon.clients.links.values()],
+        "clients": [_client(link, now) for link in daemon.clients.links.values()],
         "engines": [_engine(link, now, batches) for link in daemon.engines.links.values()],
         "workers": [_worker(worker) for worker in daemon.supervisor.workers],
     }
@@ -45,7 +45,7 @@ def _limits(params: SchedulerParams) -> dict[str, int]:
     }
 
 
-def _client(link: ClientLink) -> dict[str, Any]:
+def _client(link: ClientLink, now: float) -> dict[str, Any]:
     return {
         "client": link.number,
         "pid": link.peer.pid,
@@ -53,6 +53,7 @@ def _client(link: ClientLink) -> dict[str, Any]:
         "outstanding": link.outstanding,
         "arena_bytes": link.arena.size if link.arena else 0,
         "unsent_bytes": link.peer.outbound_bytes,
+        "unsent_for_s": round(now - link.peer.behind_since, 6) if link.peer.behind_since else 0.0,
     }
 
 
@@ -95,4 +96,5 @@ def _worker(worker: Worker) -> dict[str, Any]:
         "pid": worker.process.pid if worker.process else None,
         "restarts": worker.restarts,
         "last_exit": worker.last_exit,
+        "reason": worker.reason,
     }

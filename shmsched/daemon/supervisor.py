@@ -50,6 +50,10 @@ class Worker:
     failures: int = 0
     """Deaths since a batch last completed."""
     restarts: int = 0
+    model: str = ""
+    """What its engine serves, once one has said so."""
+    reason: str = ""
+    """Why its engine did not start, in the engine's own words."""
     last_exit: str = ""
     started: float = field(default_factory=time.monotonic)
 
@@ -84,15 +88,16 @@ class Supervisor:
             self._to_spawn.put(worker)
 
     @property
-    def coming(self) -> int:
-        """Workers whose engine is not attached but may be soon."""
-        return sum(w.state in (WorkerState.STARTING, WorkerState.WAITING) or w.is_dying for w in self.workers)
+    def coming(self) -> list[str]:
+        """The models of workers whose engine is not attached but may be soon; empty where it was never known."""
+        return [w.model for w in self.workers if w.state in (WorkerState.STARTING, WorkerState.WAITING) or w.is_dying]
 
     def worker_of(self, pid: int) -> Worker | None:
         return next((w for w in self.workers if w.process is not None and w.process.pid == pid), None)
 
     def attached(self, worker: Worker, link: EngineLink) -> None:
         worker.link = link
+        worker.model = link.offer.model
         worker.state = WorkerState.ATTACHED
 
     def is_ready(self, worker: Worker) -> None:
@@ -182,7 +187,7 @@ class Supervisor:
             worker.state = WorkerState.ENDED
         elif not worker.was_ready:
             worker.state = WorkerState.GIVEN_UP
-            self._log(f"engine {worker.spec} did not start: {worker.last_exit}")
+            self._log(f"engine {worker.spec} did not start: {worker.reason or worker.last_exit}")
         elif worker.failures >= MOST_FAILURES:
             worker.state = WorkerState.GIVEN_UP
             self._log(

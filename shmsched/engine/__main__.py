@@ -8,9 +8,13 @@ import os
 import signal
 import sys
 
+from shmsched.engine.contract import Engine
 from shmsched.engine.host import serve
 from shmsched.engine.spec import EngineSpec
 from shmsched.errors import SchedulerDied, ShmschedError
+from shmsched.wire.frames import Role, StartFailed
+from shmsched.wire.link import Link
+from shmsched.wire.listener import default_socket
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -27,7 +31,7 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
         # An interrupt from the terminal is the daemon's to handle: it lets this engine finish.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        serve(EngineSpec.parse(spec).load()(), socket, spec=spec, wait=wait)
+        serve(_construct(spec, socket), socket, spec=spec, wait=wait)
     except SchedulerDied:
         return 0
     except KeyboardInterrupt:
@@ -36,6 +40,22 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
         print(f"shmsched engine {spec} (pid {os.getpid()}): {e}", file=sys.stderr)
         return 1
     return 0
+
+
+def _construct(spec: str, socket: str | None) -> Engine:
+    """The engine, not started. What goes wrong is told to the daemon too, for whoever waits for this engine."""
+    try:
+        return EngineSpec.parse(spec).load()()
+    except Exception as e:
+        message = str(e) if isinstance(e, ShmschedError) else f"{type(e).__name__}: {e}"
+        try:
+            link = Link.connect(socket or default_socket(), Role.ENGINE)
+            link.send(StartFailed(message))
+            link.close()
+        except ShmschedError:
+            # Nobody to tell; the reason is on its way to standard error.
+            pass
+        raise
 
 
 def main() -> int:

@@ -53,7 +53,6 @@ class BatchView:
         self.outputs = outputs
         self.sampling = sampling
         self.vocab_size = vocab_size
-        self.rows = OutputRowViews(self)
         self.deferred: set[int] = set()
         self.failed: dict[int, str] = {}
         self.token_ids = np.full(len(outputs), -1, np.int64)
@@ -61,6 +60,11 @@ class BatchView:
         self._raw_rows = raw_rows
         self._scratch: dict[int, Floats] = {}
         self._given = np.zeros(len(outputs), bool)
+
+    @property
+    def rows(self) -> OutputRowViews:
+        """Made anew each time: kept here, the two would be a cycle, and keep a dead client's rows mapped."""
+        return OutputRowViews(self)
 
     def put_logits(self, k0: int, logits: npt.NDArray[np.floating[Any]]) -> None:
         """Give the logits of outputs ``k0``, ``k0 + 1``, ...: float32 (n, vocab_size). Copied or sampled before this returns."""

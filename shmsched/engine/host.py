@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine.batch_view import BatchView, StepRow
-from shmsched.engine.contract import Engine, Limits
+from shmsched.engine.contract import Engine, EngineInfo, Limits
 from shmsched.engine.plan import Row, gather, passes, wanted
-from shmsched.errors import EngineStartError, ErrorCode, ProtocolError, Unsupported, error_of
+from shmsched.errors import EngineSpecError, EngineStartError, ErrorCode, ProtocolError, Unsupported, error_of
 from shmsched.memory.layouts import HEADER, LOGIT, STEP_DTYPE, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
@@ -32,6 +32,8 @@ def serve(engine: Engine, socket: str | os.PathLike[str] | None = None, *, spec:
     ``wait``: seconds to keep trying while the daemon is still starting. Raises SchedulerUnreachable, EngineStartError, or
     ProtocolError if the daemon refuses the engine.
     """
+    if not isinstance(getattr(engine, "info", None), EngineInfo):
+        raise EngineSpecError(f"engine {type(engine).__name__} has no self.info; its __init__ sets it to an EngineInfo")
     link = Link.connect(socket or default_socket(), frames.Role.ENGINE, wait)
     try:
         EngineHost(engine, link, spec or type(engine).__name__).run()

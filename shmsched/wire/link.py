@@ -29,11 +29,15 @@ _ANCILLARY = socket.CMSG_SPACE(8 * 4)
 
 
 class Link:
-    """Frames to and from the scheduler. ``send`` may be called from any thread, ``receive`` from one at a time."""
+    """Frames to and from the scheduler, over a ``multiprocessing`` connection that it takes over.
+
+    ``send`` may be called from any thread, ``receive`` from one at a time.
+    """
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._sock = socket.socket(fileno=connection.fileno())
+        # One owner for the descriptor: two would close it twice, the second time perhaps somebody else's.
+        self._sock = socket.socket(fileno=os.dup(connection.fileno()))
+        connection.close()
         self._splitter = FrameSplitter()
         self._send_lock = threading.Lock()
         self._outbound = bytearray()
@@ -76,6 +80,9 @@ class Link:
             # Refused before it was greeted: why, is there to be received.
             pass
         return link
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
     def send(self, message: Any) -> None:
         """Send one frame, or leave it to a thread if the scheduler is behind: no caller waits, whatever lock it holds.
@@ -168,8 +175,7 @@ class Link:
         for fd in self._descriptors:
             os.close(fd)
         self._descriptors.clear()
-        self._sock.detach()
-        self._connection.close()
+        self._sock.close()
 
 
 def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:

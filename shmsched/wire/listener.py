@@ -89,7 +89,8 @@ def _check_directory(directory: Path) -> None:
     """The directory is ours and nobody else writes to it, or it is sticky, and nobody can put another socket in place."""
     try:
         if not directory.exists():
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Only the last part: a slip of the pen must not leave a tree of directories.
+            directory.mkdir(mode=0o700, exist_ok=True)
         info = directory.stat()
     except OSError as e:
         raise SocketPathError(f"the socket's directory {directory} cannot be used: {e.strerror}") from e

@@ -28,6 +28,8 @@ class Peer:
         self._outbound: deque[tuple[bytes, int]] = deque()
         self.max_outbound = max_outbound
         self.outbound_bytes = 0
+        self.behind_since = 0.0
+        """Since when the socket has not taken all there was for it (``time.monotonic()``); 0 where it has."""
         self.on_pending: Callable[[], None] = lambda: None
         """Called when there is something to flush."""
 
@@ -49,10 +51,12 @@ class Peer:
     def send(self, message: Any, fd: int = -1) -> None:
         """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
         data = framed(pack(message))
-        if not self._outbound:
-            self.on_pending()
+        was_empty = not self._outbound
         self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
         self.outbound_bytes += len(data)
+        # Past its bound no writable socket may ever come: the next flush has to see it.
+        if was_empty or self.overfull:
+            self.on_pending()
 
     @property
     def overfull(self) -> bool:

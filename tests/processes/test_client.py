@@ -82,6 +82,26 @@ def test_what_can_never_run_is_refused_with_the_limit(session: shmsched.Session)
     assert session.position == 0
 
 
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ({"sampling": {"temperature": 0.7}}, r"sampling is \{'temperature': 0.7\}; a SamplingParams"),
+        ({"sampling": 0.7}, "sampling is 0.7"),
+        ({"output_rows": "all"}, "output_rows is 'all'"),
+        ({"output_rows": 7}, "output_rows is 7"),
+        ({"position": 0.5}, "position 0.5"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_and_the_client_goes_on(session: shmsched.Session, bad: Any, named: str) -> None:
+    with pytest.raises(shmsched.InvalidRequest, match=named):
+        session.submit([1], **bad)
+    params = shmsched.RequestParams(**bad)
+    with pytest.raises(shmsched.InvalidRequest, match=named):
+        session._client.submit(shmsched.Request(9, session.session_id, [1], params))
+    assert session.submit([1]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1]), VOCAB)]
+
+
 def test_a_step_of_ones_own_is_never_split_and_its_id_is_free_once_settled(cluster: shmsched.Cluster) -> None:
     with cluster.client() as client, client.open_session() as session:
         with pytest.raises(shmsched.InvalidRequest, match="request 1 has 17 tokens; a step has at most 16"):
@@ -260,57 +280,6 @@ def test_a_callback_never_waits(slow: shmsched.Cluster) -> None:
         assert raised
         assert isinstance(raised[0], shmsched.Full)
         assert "callback cannot wait" in str(raised[0])
-
-
-def test_use_after_fork_is_an_error_in_the_child_and_the_parent_goes_on(cluster: shmsched.Cluster) -> None:
-    """F12, F15: the child closes its copy of the socket, and says what is wrong when the client is used."""
-    client = cluster.client()
-    session = client.open_session()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            session.submit([1])
-        except shmsched.UsedAfterFork as e:
-            os.write(writer, str(e).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    message = os.read(reader, 4096).decode()
-    os.close(reader)
-    os.close(writer)
-    assert f"made in process {os.getpid()}" in message
-    assert session.submit([1]).result(DEADLINE).tokens.size == 1
-    client.close()
-
-
-def test_a_forked_child_that_lives_on_does_not_hide_its_parents_death(
-    cluster: shmsched.Cluster, tmp_path: Path
-) -> None:
-    """F15, with a child that never runs Python again, so that nothing closes its copy of the socket."""
-    reader, writer = os.pipe()
-    parent = os.fork()
-    if parent == 0:
-        os.setsid()
-        client = shmsched.Client(socket=cluster.socket)
-        client.open_session()
-        # Spawned by the C library: no fork hook of Python runs in it, and it inherits the socket.
-        os.set_inheritable(client._link._sock.fileno(), True)
-        sleeper = os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
-        os.write(writer, f"{sleeper}\n".encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(parent, 0)
-    sleeper = int(os.read(reader, 100))
-    os.close(reader)
-    os.close(writer)
-    try:
-        wait_until(
-            lambda: not any(c["pid"] == parent for c in cluster.status()["clients"]),
-            "the daemon to see the client's death",
-        )
-        assert cluster.status()["engines"][0]["sessions"] == 0
-    finally:
-        os.kill(sleeper, signal.SIGKILL)
 
 
 def use_a_client(socket: str) -> None:

@@ -106,7 +106,7 @@ def test_end_of_stream_for_a_link(ends: tuple[Peer, Link]) -> None:
 
 def test_half_a_frame_and_then_the_end(ends: tuple[Peer, Link]) -> None:
     peer, link = ends
-    os.write(link._connection.fileno(), framed(bytes(100))[:50])
+    os.write(link.fileno(), framed(bytes(100))[:50])
     assert peer.read() == []
     link.close()
     assert peer.read() is None
@@ -114,7 +114,7 @@ def test_half_a_frame_and_then_the_end(ends: tuple[Peer, Link]) -> None:
 
 def test_what_a_peer_may_not_send_is_a_protocol_error(ends: tuple[Peer, Link]) -> None:
     peer, link = ends
-    os.write(link._connection.fileno(), b"\xff\xff\xff\xff")
+    os.write(link.fileno(), b"\xff\xff\xff\xff")
     with pytest.raises(ProtocolError, match="a frame of -1 bytes"):
         peer.read()
 
@@ -309,7 +309,7 @@ def send_descriptors(sock_fd: int, data: bytes, fds: list[int]) -> None:
 def test_the_scheduler_keeps_no_descriptor_that_a_peer_sends(ends: tuple[Peer, Link]) -> None:
     peer, link = ends
     read, write = os.pipe()
-    send_descriptors(link._connection.fileno(), framed(b"\x45\0\0\0" + bytes(12)), [write] * 3)
+    send_descriptors(link.fileno(), framed(b"\x45\0\0\0" + bytes(12)), [write] * 3)
     os.close(write)
     assert peer.read() == [frames.Work(0, 0)]
     assert is_closed(read)

@@ -1,0 +1,21 @@
+"""Bytes as tokens: the tokenizer ``bytes``, for an engine that has no vocabulary of its own to speak of."""
+
+from __future__ import annotations
+
+from shmsched.steps import Tokens
+
+
+class ByteTokenizer:
+    """A token is a byte of UTF-8. Tokens from 256 on stand for nothing, and decode to U+FFFD."""
+
+    stop_tokens: tuple[int, ...] = ()
+
+    def encode(self, text: str, *, bos: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: Tokens) -> str:
+        return bytes(t if t < 256 else 0xFF for t in map(int, tokens)).decode(errors="replace")
+
+
+def load(argument: str) -> ByteTokenizer:
+    return ByteTokenizer()
