@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shmsched.client.futures import StepFuture
 from shmsched.client.leases import ClientArena
-from shmsched.errors import ErrorCode, Full, InvalidRequest, ProtocolError, ShmschedError, error_of
+from shmsched.errors import ErrorCode, Full, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
 from shmsched.memory.layouts import RECORD, RESULT_DTYPE, ClientLayout, Record, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
@@ -135,15 +135,34 @@ class Channel:
                 future, session, submission.request_id, position, n_results, offset if is_last else _NO_ROWS, is_last
             )
             position += len(chunk)
-        # Nothing below can refuse: a ring that is ahead of what frames have announced would end the connection.
-        for chunk in submission.chunks:
-            self._ring.write(chunk)
-        self._next_request = future.last_request + 1
-        self._pending.update(pending)
-        self._outstanding_results += 0 if raw else n_rows
-        self._ids.add(submission.request_id)
-        self._link.send(frames.Submit(self._ring.written, self._records.read, self._results.read, descriptors))
+        frame = frames.Submit(
+            self._ring.written + submission.n_tokens, self._records.read, self._results.read, descriptors
+        )
+        ring, sent = self._ring.written, self._link.frames_sent
+        try:
+            for chunk in submission.chunks:
+                self._ring.write(chunk)
+            self._pending.update(pending)
+            self._ids.add(submission.request_id)
+            self._link.send(frame)
+        except BaseException:
+            # An interrupt, say: a ring that is ahead of what frames have announced would end the connection.
+            if self._link.frames_sent == sent:
+                self._ring.written = ring
+                for request in pending:
+                    self._pending.pop(request, None)
+                self._ids.discard(submission.request_id)
+                if offset != _NO_ROWS and self.arena is not None:
+                    self.arena.free(offset)
+                raise
+            self._account(future, n_rows, raw)
+            raise
+        self._account(future, n_rows, raw)
         return future
+
+    def _account(self, future: StepFuture, n_rows: int, raw: bool) -> None:
+        self._next_request = future.last_request + 1
+        self._outstanding_results += 0 if raw else n_rows
 
     def lacking(self, submission: Submission) -> str | None:
         """What there is no room for now, in words."""
@@ -183,7 +202,12 @@ class Channel:
             # What was submitted after it goes with it, also where that had rewound the session further.
             position = last.session.earliest_from(first, position)
             last.session.rewound(self._next_request, position)
-            self._link.send(frames.Cancel(last.session.session_id, first, position))
+            try:
+                self._link.send(frames.Cancel(last.session.session_id, first, position))
+            except SchedulerDied:
+                # The receiver sees the same, and fails it.
+                future.withdrawn = False
+                return False
         return True
 
     # --- settling -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from shmsched.client.leases import ClientArena
 from shmsched.client.models import Model
 from shmsched.client.receiver import Receiver
 from shmsched.client.session import Session, closed_error
-from shmsched.client.state import shake_hands
+from shmsched.client.state import HANDSHAKE_S, Opening, shake_hands
 from shmsched.client.tokens import as_tokens
 from shmsched.errors import (
     ClientClosed,
@@ -99,29 +99,33 @@ class Client:
             raise InvalidRequest(
                 f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
             )
-        if block and threading.current_thread() is self._receiver:
-            raise Full("a future's callback cannot wait for a session; open it with block=False from another thread")
-        answer: Future[frames.SessionOpened] = Future()
+        if threading.current_thread() is self._receiver:
+            raise Full(
+                "a future's callback cannot open a session: the answer comes to the thread that runs it; use another"
+            )
+        seed = secrets.randbits(64) if seed is None else SamplingParams(seed=seed).seed
+        assert seed is not None
+        answer: Future[Session] = Future()
         with self._channel.lock:
             self._check_usable()
             session_id, self._next_session = self._next_session, self._next_session + 1
-            self._state.opening[session_id] = answer
+            self._state.opening[session_id] = Opening(answer, seed)
             self._link.send(frames.OpenSession(session_id, block, model or "", options))
         try:
-            opened = answer.result(timeout)
-        except TimeoutError:
+            return answer.result(timeout)
+        except BaseException as e:
+            # Out of time, or interrupted: whatever becomes of it, nobody will ever hold it.
             with self._channel.lock:
-                # It may have been opened between the time-out and here; nobody will ever hold it.
-                self._state.opening.pop(session_id, None)
-                self._state.sessions.pop(session_id, None)
-                self._link.send(frames.CloseSession(session_id))
+                asked = self._state.opening.pop(session_id, None) or self._state.sessions.pop(session_id, None)
+                if asked is not None and self._channel.dead is None:
+                    self._link.send(frames.CloseSession(session_id))
+            if not isinstance(e, TimeoutError):
+                raise
+            if asked is None:
+                # Refused in this very moment, with a better reason than that time is up.
+                return answer.result(HANDSHAKE_S)
             what = f"model {model!r}" if model else "the daemon"
             raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
-        session = self._state.sessions[session_id]
-        assert session.engine == opened.engine
-        if seed is not None:
-            session.seed = SamplingParams(seed=seed).seed or 0
-        return session
 
     def submit(self, request: Request, *, block: bool = True, block_timeout: float | None = None) -> StepFuture:
         """Submit one step as it stands, for those who keep positions themselves. It is never split.
@@ -157,6 +161,8 @@ class Client:
         if threading.current_thread() is not self._receiver:
             self._receiver.join()
             self._link.close()
+        # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
+        self._channel.arena = None
 
     def __enter__(self) -> Client:
         return self
@@ -276,7 +282,7 @@ class Client:
             segment = answer.result()
         finally:
             self._channel.lock.acquire()
-            if answer.exception() is not None and state.arena is answer:
+            if state.arena is answer and answer.done() and answer.exception() is not None:
                 # The next raw step may ask again: there may be room by then.
                 state.arena = None
         if self._channel.arena is None:
@@ -303,8 +309,8 @@ class Client:
         if self._channel.dead is not None:
             raise type(self._channel.dead)(str(self._channel.dead))
 
-    def _make_session(self, opened: frames.SessionOpened) -> Session:
-        return Session(self, opened.session, self._state.models[opened.model], opened.engine, secrets.randbits(64))
+    def _make_session(self, opened: frames.SessionOpened, seed: int) -> Session:
+        return Session(self, opened.session, self._state.models[opened.model], opened.engine, seed)
 
     def _forked(self) -> None:
         """In a forked child: its copy of the socket would hide this client's end from the daemon."""

@@ -21,7 +21,8 @@ class StepFuture(Future[Response]):
         super().__init__()
         self._withdraw = withdraw
         # Its canceller and the receiver may both come to cancel it; Future takes a second time for a fault.
-        self._settling = threading.RLock()
+        self._settling = threading.Lock()
+        self._cancelling = False
         self.first_request = self.last_request = 0
         """The numbers of its first and last chunk on the wire."""
         self.start = 0
@@ -41,8 +42,10 @@ class StepFuture(Future[Response]):
     def settle_cancelled(self) -> None:
         """Cancelled, and seen to be: ``wait`` and ``as_completed`` return only those that are notified. Idempotent."""
         with self._settling:
-            if not self.done() and super().cancel():
-                self.set_running_or_notify_cancel()
+            first, self._cancelling = not self._cancelling, True
+        # Outside the lock: this runs the callbacks, which may wait for whatever they like.
+        if first and not self.done() and super().cancel():
+            self.set_running_or_notify_cancel()
 
     def settle(self, response: Response) -> None:
         try:

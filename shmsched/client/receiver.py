@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from shmsched.client.models import Model
 from shmsched.client.session import Session
 from shmsched.client.state import ClientState
-from shmsched.errors import ProtocolError, SchedulerDied, SchedulerStopped, ShmschedError, error_of
+from shmsched.errors import ClientClosed, ProtocolError, SchedulerDied, SchedulerStopped, ShmschedError, error_of
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
-MakeSession = Callable[[frames.SessionOpened], Session]
+MakeSession = Callable[[frames.SessionOpened, int], Session]
 
 
 class Receiver(threading.Thread):
@@ -40,6 +41,10 @@ class Receiver(threading.Thread):
                     self._handle(message)
         except ShmschedError as e:
             return e
+        except BaseException as e:
+            # A callback may have raised SystemExit, or the fault is ours; nobody may wait for this thread from now on.
+            traceback.print_exc()
+            return ClientClosed(f"the client's receiver was ended by {type(e).__name__}: {e}")
         if self._state.stopping:
             return SchedulerStopped(f"the scheduler (pid {pid}) has stopped")
         return SchedulerDied(f"the scheduler (pid {pid}) ended without a word; make a new client")
@@ -57,9 +62,9 @@ class Receiver(threading.Thread):
                 self._session_opened(message)
             case frames.SessionRefused(session, code, text):
                 with state.channel.lock:
-                    answer = state.opening.pop(session, None)
-                if answer is not None:
-                    answer.set_exception(error_of(code, text))
+                    asked = state.opening.pop(session, None)
+                if asked is not None:
+                    asked.answer.set_exception(error_of(code, text))
             case frames.SessionEnded(session, code, text):
                 with state.channel.lock:
                     lost = state.sessions.pop(session, None)
@@ -85,9 +90,10 @@ class Receiver(threading.Thread):
 
     def _session_opened(self, message: frames.SessionOpened) -> None:
         with self._state.channel.lock:
-            answer = self._state.opening.pop(message.session, None)
-            if answer is None:
+            asked = self._state.opening.pop(message.session, None)
+            if asked is None:
                 # Its opener gave up waiting, and its CloseSession is on the way.
                 return
-            self._state.sessions[message.session] = self._make_session(message)
-        answer.set_result(message)
+            session = self._make_session(message, asked.seed)
+            self._state.sessions[message.session] = session
+        asked.answer.set_result(session)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, InvalidStateError
+from typing import TYPE_CHECKING, NamedTuple
 
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 HANDSHAKE_S = 10.0
 
 
+class Opening(NamedTuple):
+    """A session that was asked for."""
+
+    answer: Future[Session]
+    seed: int
+
+
 class ClientState:
     """Models, sessions and questions under way. Guarded by the channel's lock, but for the models, which are replaced whole."""
 
@@ -28,7 +35,7 @@ class ClientState:
         self.models = models
         self.daemon_pid = daemon_pid
         self.sessions: dict[int, Session] = {}
-        self.opening: dict[int, Future[frames.SessionOpened]] = {}
+        self.opening: dict[int, Opening] = {}
         self.arena: Future[Segment] | None = None
         """The answer to the question for an arena, once asked."""
         self.stopping = False
@@ -44,10 +51,13 @@ class ClientState:
                 session.ended = session.ended or error
             self.sessions.clear()
             arena = self.arena
-        for answer in opening:
-            answer.set_exception(error)
+        for asked in opening:
+            asked.answer.set_exception(error)
         if arena is not None and not arena.done():
-            arena.set_exception(error)
+            try:
+                arena.set_exception(error)
+            except InvalidStateError:
+                pass
 
 
 def shake_hands(link: Link, where: str) -> ClientState:

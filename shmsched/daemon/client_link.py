@@ -15,6 +15,7 @@ from shmsched.errors import ErrorCode, ProtocolError
 from shmsched.memory.layouts import RECORD, RESULT_DTYPE, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
+from shmsched.scheduling import StepState
 from shmsched.wire import frames
 from shmsched.wire.frames import StepFlags
 from shmsched.wire.peer import Peer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
 RESULT = struct.Struct("<if")
+LONGEST_MESSAGE = 1000
+"""Characters of what an engine says that each of its steps' clients is told."""
 
 
 class ClientLink:
@@ -105,8 +108,28 @@ class ClientLink:
         session = self.sessions.get(message.session)
         if session is None:
             return
-        first = next((n for n, step in session.outstanding.items() if step.request >= message.request), 2**63)
+        first = 2**63
+        for number, step in reversed(session.outstanding.items()):
+            if step.request < message.request:
+                break
+            first = number
+        if self._runs_past(session, message.position):
+            daemon.sessions.end(
+                session,
+                ErrorCode.SESSION_LOST,
+                f"session {session.client_id} is lost: a step was cancelled that its engine has taken already, and the engine"
+                " cannot rewind",
+            )
+            return
         daemon.settling.fail_from(session, first, message.position, ErrorCode.CANCELLED, "cancelled by its client")
+
+    @staticmethod
+    def _runs_past(session: Session, position: int) -> bool:
+        """The engine has taken, or is taking, tokens from ``position`` on, and cannot give them back."""
+        if session.engine is None or session.engine.offer.supports_rewind:
+            return False
+        queued = (step.position for step in session.outstanding.values() if step.state is StepState.QUEUED)
+        return position < next(queued, session.next_position)
 
     # --- what it is told ------------------------------------------------------------------------------------------------
 
@@ -150,7 +173,7 @@ class ClientLink:
             self.tell(frames.Completions(*cursors))
 
     def tell_failed(self, code: ErrorCode, message: str, requests: list[int], rows_held: bool) -> None:
-        self.tell(frames.Failed(code, rows_held, message, tuple(requests)))
+        self.tell(frames.Failed(code, rows_held, message[:LONGEST_MESSAGE], tuple(requests)))
 
     def tell(self, message: Any, fd: int = -1) -> None:
         """Queue a frame for the client; nothing is said to one that is gone."""
@@ -159,6 +182,7 @@ class ClientLink:
 
     def end_session(self, session: Session, code: ErrorCode, message: str) -> None:
         """The client is told that a session of its is gone."""
+        message = message[:LONGEST_MESSAGE]
         if self.sessions.pop(session.client_id, None) is not None:
             if session.state is SessionState.OPEN:
                 self.tell(frames.SessionEnded(session.client_id, code, message))

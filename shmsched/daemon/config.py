@@ -12,6 +12,9 @@ from shmsched.errors import InvalidRequest
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire.listener import default_socket
 
+LONGEST_S = 1e7
+"""Four months: what no wait outlasts, and every clock can add."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -73,6 +76,16 @@ class DaemonConfig:
     client: ClientLimits = ClientLimits()
     launcher_pid: int = 0
     """End with this process; 0 for a life of one's own."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("drain_timeout_s", 0.0),
+            ("start_timeout_s", 0.001),
+            ("step_timeout_s", 0.001),
+            ("linger_share", 0.0),
+        ):
+            if not least <= getattr(self, name) <= LONGEST_S:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be from {least:g} to {LONGEST_S:g}")
 
 
 def read_config(path: Path) -> dict[str, Any]:

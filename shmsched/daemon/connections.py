@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shmsched.daemon.loop import READ, WRITE, EventLoop
+from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer
 from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
 from shmsched.wire import frames
 from shmsched.wire.credentials import refuse_other_users
@@ -17,6 +17,8 @@ from shmsched.wire.peer import Peer
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
+STALL_S = 1.0
+"""How long a peer may have more waiting for it than its bound."""
 
 
 class Handler(Protocol):
@@ -37,6 +39,8 @@ class Connection:
         self.handler: Handler | None = None
         self.open = True
         self.writing = False
+        self.hello_timer: Timer | None = None
+        self.stall_timer: Timer | None = None
 
 
 Greet = Callable[[Connection, frames.Hello], Handler]
@@ -77,8 +81,13 @@ class Connections:
         connection.peer.close()
         self._all.discard(connection)
         self._pending.discard(connection)
-        if connection.handler is not None:
-            connection.handler.lost(why)
+        if connection.hello_timer is not None:
+            connection.hello_timer.cancel()
+        handler, connection.handler = connection.handler, None
+        # It refers back to the connection: what a dead peer had must go now, and not whenever cycles are collected.
+        connection.peer.on_pending = lambda: None
+        if handler is not None:
+            handler.lost(why)
 
     def read_all(self, connection: Connection) -> None:
         """Handle what has arrived by now."""
@@ -123,7 +132,8 @@ class Connections:
             if len(self._all) > self._most:
                 self.drop(connection, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
                 continue
-            self._loop.call_at(time.monotonic() + HELLO_TIMEOUT_S, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
+            due = time.monotonic() + HELLO_TIMEOUT_S
+            connection.hello_timer = self._loop.call_at(due, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
 
     def _pause_accepting(self, cause: OSError) -> None:
         """No descriptors are left: what waits in the backlog would wake the loop again and again to no avail."""
@@ -156,6 +166,9 @@ class Connections:
                     connection.handler.handle(message)
                 if not connection.open:
                     return False
+                if connection.peer.flooded:
+                    self._pending.add(connection)
+                    return False
             return bool(arrived)
         except ProtocolError as e:
             self.drop(connection, str(e), ErrorCode.PROTOCOL)
@@ -169,6 +182,11 @@ class Connections:
             )
         return False
 
+    def _look_again(self, connection: Connection) -> None:
+        connection.stall_timer = None
+        if connection.open:
+            self._pending.add(connection)
+
     def _flush(self, connection: Connection) -> None:
         if not connection.open:
             return
@@ -177,9 +195,14 @@ class Connections:
         except OSError as e:
             self.drop(connection, f"the peer is gone: {e.strerror}")
             return
-        if connection.peer.overfull:
+        if connection.peer.flooded or (connection.peer.overfull and connection.peer.behind_for >= STALL_S):
             self.drop(connection, f"the peer does not read: {connection.peer.outbound_bytes} bytes wait for it")
-        elif written == connection.writing:
+            return
+        if connection.peer.overfull and connection.stall_timer is None:
+            # One that reads may get much at once, when an engine with thousands of its sessions dies, say.
+            due = time.monotonic() + STALL_S
+            connection.stall_timer = self._loop.call_at(due, lambda: self._look_again(connection))
+        if written == connection.writing:
             connection.writing = not written
             connection.peer.behind_since = 0.0 if written else time.monotonic()
             self._loop.change(connection.peer.sock.fileno(), READ if written else READ | WRITE)

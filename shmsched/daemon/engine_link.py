@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from shmsched.daemon.batch_slot import BatchSlot
@@ -79,6 +79,8 @@ class EngineLink:
         """Handles what the engine has sent by now."""
         self.read_and_hang_up: Callable[[str], None] = lambda why: None
         """The same for an engine whose process is dead, after reading what it had still sent."""
+        self.pidfd = -1
+        """Of its process, where that is not a child of the daemon."""
         self.batches = 0
         self.steps_run = 0
         self.tokens_run = 0
@@ -89,8 +91,13 @@ class EngineLink:
         peer.max_outbound += offer.max_sessions * (frames.MAX_OPTIONS + 64)
         self.segment = Segment.create(BatchSlotLayout(limits.max_batch_size).size, f"engine {offer.spec}")
         self._slot = BatchSlot(memoryview(self.segment.buffer), limits, offer.vocab_size)
-        self._free_slots = list(range(offer.max_sessions))
-        heapify(self._free_slots)
+        self._freed_slots: list[int] = []
+        self._next_slot = 0
+        """Slots from here on were never used; those before it are in use, or freed."""
+        self.heard_at = 0.0
+        """When it last said something."""
+        self._openings: dict[int, float] = {}
+        """Slots whose opening the engine has not answered, and when it was asked."""
         self._closed_early: dict[int, int] = {}
         """Slots whose session ended before the engine had answered its opening, with that session's number."""
         self._arenas: set[ClientLink] = set()
@@ -99,14 +106,18 @@ class EngineLink:
 
     @property
     def has_slot(self) -> bool:
-        return self.state is EngineState.READY and bool(self._free_slots)
+        return self.state is EngineState.READY and bool(self._freed_slots or self._next_slot < self.offer.max_sessions)
 
     def open(self, session: Session) -> None:
         """Give the session a slot and have the engine open it."""
         session.engine = self
-        session.slot = heappop(self._free_slots)
+        if self._freed_slots:
+            session.slot = heappop(self._freed_slots)
+        else:
+            session.slot, self._next_slot = self._next_slot, self._next_slot + 1
         session.state = SessionState.OPENING
         self.sessions[session.slot] = session
+        self._openings[session.slot] = time.monotonic()
         self.peer.send(frames.OpenSlot(session.slot, session.number, session.options))
 
     def close(self, session: Session, *, refused: bool = False) -> None:
@@ -126,13 +137,14 @@ class EngineLink:
         if session.state is SessionState.OPENING and not refused:
             self._closed_early[session.slot] = session.number
         else:
-            heappush(self._free_slots, session.slot)
+            heappush(self._freed_slots, session.slot)
 
     def opening_answered(self, slot: int, number: int) -> Session | None:
         """The engine has opened, or refused, what was asked for. None if that session has ended meanwhile."""
+        self._openings.pop(slot, None)
         if self._closed_early.get(slot) == number:
             del self._closed_early[slot]
-            heappush(self._free_slots, slot)
+            heappush(self._freed_slots, slot)
             return None
         session = self.sessions.get(slot)
         if session is None or session.number != number or session.state is not SessionState.OPENING:
@@ -170,18 +182,31 @@ class EngineLink:
         daemon.settling.ledger.dispatch(steps)
         self._slot.write(self.batches, steps)
         self.peer.send(frames.Work(self.batches, 0))
-        if self._watchdog is None:
-            self._watch_batch(daemon)
+        self.watch(daemon)
 
-    def _watch_batch(self, daemon: Daemon) -> None:
-        """One timer for all batches, set again for the one in flight when it fires: a timer for each would pile up."""
+    @property
+    def silent_since(self) -> float | None:
+        """Since when the engine owes an answer and has said nothing: a batch's, or an opening's. None if it owes none."""
+        if self.state is not EngineState.READY or (self.batch is None and not self._openings):
+            return None
+        asked = self.batch.started if self.batch is not None else min(self._openings.values())
+        return max(asked, self.heard_at)
+
+    def watch(self, daemon: Daemon) -> None:
+        """Have a timer for what the engine owes. One for all, set again when it fires: one for each would pile up."""
+        if self._watchdog is None:
+            self._look(daemon)
+
+    def _look(self, daemon: Daemon) -> None:
         self._watchdog = None
-        if self.batch is not None and self.state is not EngineState.DEAD:
-            due = self.batch.started + daemon.config.step_timeout_s
-            if due <= time.monotonic():
-                daemon.engines.hangs(self)
-            else:
-                self._watchdog = daemon.loop.call_at(due, lambda: self._watch_batch(daemon))
+        since = self.silent_since
+        if since is None:
+            return
+        due = since + daemon.config.step_timeout_s
+        if due <= time.monotonic():
+            daemon.engines.hangs(self)
+        else:
+            self._watchdog = daemon.loop.call_at(due, lambda: self._look(daemon))
 
     def done(self, message: frames.Done, daemon: Daemon) -> None:
         """Settle a batch by its results. An answer for another batch than the one in flight is counted and ignored."""
@@ -256,12 +281,14 @@ class EngineLink:
 
     def _requeue(self, deferred: list[Step], of: int, daemon: Daemon) -> None:
         """Deferred steps go back to the front, the last one first, so that they keep their order."""
+        requeued = 0
         for step in reversed(deferred):
             if daemon.settling.ledger.requeue(step):
                 self.queues.push_front(step)
+                requeued += 1
             else:
                 step.session.client.return_rows(step)
-        if len(deferred) == of and self.sessions:
+        if requeued and len(deferred) == of and self.sessions:
             # Nothing ran, so nothing will make room by itself: without this the same batch would go round for ever.
             youngest = max(self.sessions.values(), key=lambda s: s.number)
             daemon.sessions.end(

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection, Connections
 from shmsched.daemon.engine_link import EngineLink, EngineState
+from shmsched.daemon.loop import READ
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.supervisor import Supervisor, Worker
+from shmsched.engine.contract import EngineInfo
 from shmsched.errors import ErrorCode, ProtocolError
 from shmsched.wire import frames
 
@@ -44,6 +46,7 @@ class Engines:
                     f"engine {offer.spec} serves model {offer.model!r} with a vocabulary of {offer.vocab_size}; engine"
                     f" {other.offer.spec} serves it with {other.offer.vocab_size}. Give one of them another model name"
                 )
+        _check(offer)
         config = self._daemon.config
         limits = config.params.within(
             offer.max_batch_size or None, offer.max_decode_sequences or None, offer.max_prefill_chunk_size or None
@@ -52,10 +55,12 @@ class Engines:
         link.hang_up = lambda: self._connections.drop(connection, "the scheduler let the engine go")
         link.read = lambda: self._connections.read_all(connection)
         link.read_and_hang_up = lambda why: self._connections.read_and_drop(connection, why)
-        self.links[link.number] = link
         worker = self._supervisor.worker_of(connection.peer.pid)
-        if worker is not None:
+        if worker is None:
+            self._watch_process(link)
+        else:
             self._supervisor.attached(worker, link)
+        self.links[link.number] = link
         attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, 1)
         connection.peer.send(attached, link.segment.fd)
         link.segment.close_descriptor()
@@ -82,24 +87,26 @@ class Engines:
             self._daemon.log(f"the engine with pid {pid} did not start: {reason}")
 
     def hangs(self, link: EngineLink) -> None:
-        """Its batch has run for the whole step time-out. Its steps fail now; its rows return once it is dead."""
+        """It has owed an answer for the whole step time-out. Its steps fail now; its rows return once it is dead."""
         link.read()
-        batch = link.batch
         limit = self._daemon.config.step_timeout_s
-        if batch is None or link.state is EngineState.DEAD or time.monotonic() < batch.started + limit:
+        since = link.silent_since
+        if since is None or time.monotonic() < since + limit:
+            link.watch(self._daemon)
             return
-        message = (
-            f"engine {link.offer.spec} (pid {link.peer.pid}) has not finished batch {batch.number} of {len(batch.steps)} steps"
-            f" within {limit:g} s; it is killed"
-        )
+        owed = "opened a session"
+        if link.batch is not None:
+            owed = f"finished batch {link.batch.number} of {len(link.batch.steps)} steps"
+        message = f"engine {link.offer.spec} (pid {link.peer.pid}) has not {owed} within {limit:g} s; it is killed"
         self._daemon.log(message)
         link.abandon(ErrorCode.ENGINE_TIMEOUT, message, self._daemon)
         self._changed()
-        # The end of its connection, which comes with its death, does the rest.
-        try:
-            os.kill(link.peer.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        # The end of its process does the rest.
+        worker = self._supervisor.worker_of(link.peer.pid)
+        if worker is not None:
+            self._supervisor.kill(worker)
+        elif link.pidfd >= 0:
+            signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
 
     def lost(self, link: EngineLink, why: str) -> None:
         """Its connection is gone: whatever its process still does, it gets no more work and its answers count no more."""
@@ -119,6 +126,7 @@ class Engines:
             # Not our child. Its host closes the connection only when no forward pass runs any more, and the kernel only
             # when no thread of it is left.
             link.buried()
+        self._unwatch_process(link)
         self._changed()
 
     def worker_died(self, worker: Worker) -> None:
@@ -128,6 +136,44 @@ class Engines:
             worker.link.buried()
         self._daemon.sessions.slots_changed = True
 
+    def _watch_process(self, link: EngineLink) -> None:
+        """See the end of an engine that is not our child, also where a child of its own holds its socket open."""
+        try:
+            link.pidfd = os.pidfd_open(link.peer.pid)
+        except OSError as e:
+            raise ProtocolError(f"cannot watch the engine's process {link.peer.pid}: {e.strerror}") from e
+        self._daemon.loop.watch(link.pidfd, READ, lambda _: self._process_ended(link))
+
+    def _process_ended(self, link: EngineLink) -> None:
+        self._unwatch_process(link)
+        link.read()
+        if link.number in self.links and link.state is not EngineState.DEAD:
+            # Whoever still holds its socket may hold its memory too: rows in flight return with the end of the connection.
+            message = f"engine {link.offer.spec} (pid {link.peer.pid}) ended; a child of its keeps its connection open"
+            self._daemon.log(message)
+            link.abandon(ErrorCode.ENGINE_DIED, message, self._daemon)
+            self._changed()
+
+    def _unwatch_process(self, link: EngineLink) -> None:
+        if link.pidfd >= 0:
+            self._daemon.loop.unwatch(link.pidfd)
+            os.close(link.pidfd)
+            link.pidfd = -1
+
     def _changed(self) -> None:
         self._daemon.sessions.slots_changed = True
         tell_models(self.links.values(), self._clients())
+
+
+def _check(offer: frames.Offer) -> None:
+    """Clients are told what it says: what they could not take must not reach them. Raises InvalidRequest."""
+    EngineInfo(
+        model=offer.model,
+        vocab_size=offer.vocab_size,
+        max_sessions=offer.max_sessions,
+        max_session_tokens=offer.max_session_tokens,
+        max_batch_size=offer.max_batch_size or None,
+        max_decode_sequences=offer.max_decode_sequences or None,
+        max_prefill_chunk_size=offer.max_prefill_chunk_size or None,
+        stop_tokens=offer.stop_tokens,
+    )

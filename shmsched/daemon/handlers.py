@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from shmsched.daemon.connections import Connection
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.loop import READ
 from shmsched.daemon.status import status_document
-from shmsched.errors import ProtocolError, SharedMemoryError
+from shmsched.errors import ProtocolError
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class ClientHandler:
             raise ProtocolError(f"cannot watch the client's process {connection.peer.pid}: {e.strerror}") from e
         try:
             self._link = daemon.clients.welcome(connection.peer, daemon.next_number())
-        except SharedMemoryError:
+        except BaseException:
             os.close(self._pidfd)
             raise
         daemon.loop.watch(
@@ -80,6 +81,7 @@ class EngineHandler:
                 raise ProtocolError(f"an engine sent {type(message).__name__} before its offer")
             self._link = self._daemon.engines.offered(self._connection, message)
             return
+        link.heard_at = time.monotonic()
         match message:
             case frames.Ready():
                 self._daemon.engines.ready(link)
@@ -113,8 +115,13 @@ class ControlHandler:
     def handle(self, message: Any) -> None:
         match message:
             case frames.AskStatus(batches):
+                if self._connection.peer.outbound_bytes:
+                    # A document takes milliseconds to make; a flood of questions would be everybody's wait.
+                    raise ProtocolError("a status was asked for before the last one was taken")
                 self._connection.peer.send(frames.Status(status_document(self._daemon, batches)))
             case frames.Stop(drain_s):
+                if not math.isfinite(drain_s):
+                    raise ProtocolError(f"a drain time-out of {drain_s} seconds")
                 drain = self._daemon.config.drain_timeout_s if drain_s < 0 else drain_s
                 self._connection.peer.send(frames.Stopping(drain))
                 self._daemon.stop(drain)

@@ -6,7 +6,9 @@ import heapq
 import itertools
 import os
 import select
+import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 
@@ -15,6 +17,8 @@ WRITE = select.EPOLLOUT
 Callback = Callable[[], None]
 
 _FINE_S = 0.02
+_LONGEST_S = 3600.0
+"""No single wait is longer: epoll counts milliseconds in 32 bits."""
 
 
 class Timer:
@@ -89,8 +93,8 @@ class EventLoop:
                     callback(events)
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
-                heapq.heappop(self._timers)[2].fire()
-            self.after_turn()
+                _guarded(heapq.heappop(self._timers)[2].fire)
+            _guarded(self.after_turn)
 
     def close(self) -> None:
         self._epoll.close()
@@ -101,7 +105,7 @@ class EventLoop:
             heapq.heappop(self._timers)
         if not self._timers:
             return self._epoll.poll()
-        timeout = max(0.0, self._timers[0][0] - time.monotonic())
+        timeout = min(_LONGEST_S, max(0.0, self._timers[0][0] - time.monotonic()))
         if 0.0 < timeout < _FINE_S:
             # epoll rounds its time-out up to whole milliseconds; select on the epoll descriptor keeps the microseconds.
             select.select([self._epoll], [], [], timeout)
@@ -111,4 +115,12 @@ class EventLoop:
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake_fd)
         while self._posted:
-            self._posted.popleft()()
+            _guarded(self._posted.popleft())
+
+
+def _guarded(callback: Callback) -> None:
+    """A fault of ours that one callback finds must not end the daemon for everybody."""
+    try:
+        callback()
+    except Exception:
+        traceback.print_exc(file=sys.stderr)

@@ -28,7 +28,7 @@ def _model(name: str, engines: list[EngineLink]) -> frames.Model:
     offer = engines[0].offer
     return frames.Model(
         vocab_size=offer.vocab_size,
-        max_sessions=sum(e.offer.max_sessions for e in engines),
+        max_sessions=min(2**31 - 1, sum(e.offer.max_sessions for e in engines)),
         max_session_tokens=min(e.offer.max_session_tokens for e in engines),
         max_decode_sequences=min(e.limits.max_decode_sequences for e in engines),
         max_prefill_chunk_size=min(e.limits.max_prefill_chunk_size for e in engines),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
+from heapq import heapify, heappop, heappush
 
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.state import Session, SessionState
@@ -46,24 +47,33 @@ class Placement:
         else:
             self._waiting[session.model][session.number] = session
 
-    def serve_waiting(self) -> list[tuple[Session, NoPlace]]:
-        """Open what can be opened now. Returns those that need not wait any longer because no engine is left to come."""
-        hopeless = []
-        for model, queue in list(self._waiting.items()):
-            while queue:
-                number, session = next(iter(queue.items()))
-                try:
-                    engine = self._choose(session)
-                except NoPlace as e:
-                    hopeless.append((session, e))
-                else:
-                    if engine is None:
-                        break
-                    engine.open(session)
-                del queue[number]
-            if not queue:
+    def serve_waiting(self) -> tuple[list[Session], list[tuple[Session, NoPlace]]]:
+        """Open what can be opened now, in order of arrival, whatever model was asked for.
+
+        Returns those opened, and those that need not wait any longer because no engine is left to come.
+        """
+        opened: list[Session] = []
+        hopeless: list[tuple[Session, NoPlace]] = []
+        heads = [(next(iter(queue)), model) for model, queue in self._waiting.items() if queue]
+        heapify(heads)
+        while heads:
+            number, model = heappop(heads)
+            queue = self._waiting[model]
+            try:
+                engine = self._choose(queue[number])
+            except NoPlace as e:
+                hopeless.append((queue.pop(number), e))
+            else:
+                if engine is None:
+                    # Nobody behind it in its queue finds a slot either.
+                    continue
+                opened.append(queue.pop(number))
+                engine.open(opened[-1])
+            if queue:
+                heappush(heads, (next(iter(queue)), model))
+            else:
                 del self._waiting[model]
-        return hopeless
+        return opened, hopeless
 
     def forget(self, session: Session) -> None:
         self._waiting[session.model].pop(session.number, None)

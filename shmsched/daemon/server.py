@@ -117,20 +117,25 @@ class Daemon:
 
     def _end_of_turn(self) -> None:
         """Do once what many frames of this turn may have asked for."""
-        self.sessions.serve_waiting()
-        if self.touched_engines:
-            now = time.monotonic()
-            while self.touched_engines:
-                self._dispatch(self.touched_engines.pop(), now)
-        while self.touched_clients:
-            self.touched_clients.pop().tell_completions()
-        self.connections.flush()
+        while True:
+            self.sessions.serve_waiting()
+            if self.touched_engines:
+                now = time.monotonic()
+                while self.touched_engines:
+                    self._dispatch(self.touched_engines.pop(), now)
+            while self.touched_clients:
+                self.touched_clients.pop().tell_completions()
+            self.connections.flush()
+            # A flush may find that a peer is gone, and what it held is somebody else's now.
+            if not (self.sessions.slots_changed or self.touched_engines or self.touched_clients):
+                break
         if not self._announced:
             self._announce()
         if self.stopping and not self.ending and not self.sessions.open:
             self.end()
 
     def _dispatch(self, engine: EngineLink, now: float) -> None:
+        engine.watch(self)
         if engine.may_go(now):
             engine.dispatch(self, now)
         elif engine.batch is None and len(engine.queues) and engine.linger_timer is None:

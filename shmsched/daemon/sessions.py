@@ -51,6 +51,8 @@ class Sessions:
                 self._placement.place(session, bool(message.block))
             except NoPlace as e:
                 self.end(session, e.code, e.message)
+            if session.engine is not None:
+                self._touched(session.engine)
 
     def close_for(self, link: ClientLink, client_id: int) -> None:
         """A client closes its session."""
@@ -101,7 +103,11 @@ class Sessions:
         """Open what can be opened now, if a slot may have become free since the last time."""
         while self.slots_changed:
             self.slots_changed = False
-            for session, no_place in self._placement.serve_waiting():
+            opened, hopeless = self._placement.serve_waiting()
+            for session in opened:
+                assert session.engine is not None
+                self._touched(session.engine)
+            for session, no_place in hopeless:
                 self.end(session, no_place.code, no_place.message)
 
     def take_no_more(self) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from shmsched.daemon.loop import READ, EventLoop
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
 
 class Signals:
     """Calls ``stop`` in the loop's thread for SIGINT and SIGTERM."""
@@ -20,11 +22,15 @@ class Signals:
         self._woken.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno())
         loop.watch(self._woken.fileno(), READ, self._drain)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop())
+        self._stop = stop
+        # The handler itself does nothing: Python runs it between any two bytecodes of the loop, whose state may be half-way.
+        for number in _STOPPING:
+            signal.signal(number, lambda *_: None)
 
     def _drain(self, _: int) -> None:
-        self._woken.recv(4096)
+        for number in self._woken.recv(4096):
+            if number in _STOPPING:
+                self._stop()
 
 
 def end_with(pid: int, loop: EventLoop, end: Callable[[], None]) -> None:

@@ -131,8 +131,8 @@ class Supervisor:
             worker = self._to_spawn.get()
             try:
                 process = self._spawn(worker)
-            except OSError as e:
-                message = f"cannot run {worker.python}: {e.strerror}"
+            except (OSError, ValueError) as e:
+                message = f"cannot run {worker.python}: {e}"
                 self._loop.post(lambda w=worker, m=message: self._not_spawned(w, m))  # type: ignore[misc]
                 continue
             self._loop.post(lambda w=worker, p=process: self._spawned(w, p))  # type: ignore[misc]

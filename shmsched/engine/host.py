@@ -131,7 +131,7 @@ class EngineHost:
                 self._link.send(self._open(slot, session, options))
             case frames.CloseSlot(slot):
                 if self._lengths.pop(slot, None) is not None:
-                    self._engine.close_session(slot)
+                    self._close(slot)
             case frames.AttachArena(client, size):
                 segment = Segment(self._link.descriptor(), size)
                 segment.close_descriptor()
@@ -149,6 +149,13 @@ class EngineHost:
             return frames.SlotRefused(slot, session, code, f"{type(e).__name__}: {e}")
         self._lengths[slot] = 0
         return frames.SlotOpened(slot, session)
+
+    def _close(self, slot: int) -> None:
+        try:
+            self._engine.close_session(slot)
+        except Exception:
+            # The session is over whatever its engine says; the others' are not.
+            traceback.print_exc(file=sys.stderr)
 
     def _run_batch(self, batch: int, slot: BatchSlot) -> frames.Done | frames.BatchFailed:
         entries, tokens = slot.pull(batch)

@@ -42,6 +42,8 @@ class Link:
         self._send_lock = threading.Lock()
         self._outbound = bytearray()
         self._flusher: threading.Thread | None = None
+        self.frames_sent = 0
+        """Frames that are on their way, whatever an interrupt did to the ``send`` that took them."""
         self._descriptors: list[int] = []
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -91,6 +93,8 @@ class Link:
         """
         data = framed(pack(message))
         with self._send_lock:
+            # Counted before: an interrupt that arrives during the system call is raised right after it.
+            self.frames_sent += 1
             if self._flusher is not None:
                 self._outbound += data
                 return
@@ -99,6 +103,7 @@ class Link:
             except BlockingIOError:
                 sent = 0
             except OSError as e:
+                self.frames_sent -= 1
                 raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
             if sent < len(data):
                 self._outbound += data[sent:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ class Peer:
         self._outbound: deque[tuple[bytes, int]] = deque()
         self.max_outbound = max_outbound
         self.outbound_bytes = 0
+        self._broken: OSError | None = None
         self.behind_since = 0.0
         """Since when the socket has not taken all there was for it (``time.monotonic()``); 0 where it has."""
         self.on_pending: Callable[[], None] = lambda: None
@@ -52,11 +54,25 @@ class Peer:
         """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
         data = framed(pack(message))
         was_empty = not self._outbound
-        self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
+        try:
+            self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
+        except OSError as e:
+            # Without its descriptor the frame means nothing: this connection ends at its next flush, and no other.
+            self._broken = e
         self.outbound_bytes += len(data)
         # Past its bound no writable socket may ever come: the next flush has to see it.
-        if was_empty or self.overfull:
+        if was_empty or self.overfull or self._broken is not None:
             self.on_pending()
+
+    @property
+    def behind_for(self) -> float:
+        """For how many seconds the socket has not taken all there was for it."""
+        return time.monotonic() - self.behind_since if self.behind_since else 0.0
+
+    @property
+    def flooded(self) -> bool:
+        """Far more waits for the peer than a moment of not reading explains."""
+        return self.outbound_bytes > 16 * self.max_outbound
 
     @property
     def overfull(self) -> bool:
@@ -65,6 +81,8 @@ class Peer:
 
     def flush(self) -> bool:
         """Write what the socket takes now. True if nothing is left. Raises OSError if the peer is gone."""
+        if self._broken is not None:
+            raise self._broken
         while self._outbound:
             data, fd = self._outbound.popleft()
             if fd < 0 and self._outbound:

@@ -10,7 +10,7 @@ import numpy as np
 from shmsched.engine import BatchView, Engine, EngineInfo
 from shmsched.workers.echo import Echo
 
-RAISE, FAIL, DIE, HANG, DEFER_ONCE, DEFER_ALWAYS, NO_RESULT, BAD_TOKEN = range(100, 108)
+RAISE, FAIL, DIE, HANG, DEFER_ONCE, DEFER_ALWAYS, NO_RESULT, BAD_TOKEN, HANG_A_MOMENT = range(100, 109)
 
 
 class Moody(Echo):
@@ -19,11 +19,20 @@ class Moody(Echo):
     def __init__(self, *, max_sessions: int = 8, step_us: float = 0.0, vocab: int = 1000, model: str = "echo") -> None:
         super().__init__(vocab=vocab, max_sessions=max_sessions, step_us=step_us, model=model)
         self._deferred: set[int] = set()
+        self._options: dict[int, bytes] = {}
 
     def open_session(self, slot: int, options: bytes) -> None:
         if options == b"refuse":
             raise ValueError("these options are refused")
+        if options == b"hang":
+            time.sleep(3600)
+        self._options[slot] = options
         super().open_session(slot, options)
+
+    def close_session(self, slot: int) -> None:
+        super().close_session(slot)
+        if self._options[slot] == b"raise on close":
+            raise RuntimeError("the engine was told to raise")
 
     def forward(self, batch: BatchView) -> None:
         tokens = batch.tokens.tolist()
@@ -55,6 +64,8 @@ class Forgetful(Engine):
         self.info = EngineInfo(model="forgetful", vocab_size=1000, max_sessions=2, max_session_tokens=100)
 
     def forward(self, batch: BatchView) -> None:
+        if HANG_A_MOMENT in batch.tokens:
+            time.sleep(1.0)
         for k in range(len(batch.outputs)):
             if batch.tokens[batch.outputs[k]] != NO_RESULT:
                 batch.rows[k][:] = np.arange(1000, dtype=np.float32)

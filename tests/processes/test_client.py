@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, as_completed, wait
@@ -323,3 +325,74 @@ def test_models_tell_the_limits_in_force(cluster: shmsched.Cluster) -> None:
         assert model.max_prefill_chunk_size == 16
         with pytest.raises(shmsched.Unsupported, match="no tokenizer"):
             _ = model.tokenizer
+
+
+def test_a_callback_of_a_cancel_may_wait(slow: shmsched.Cluster) -> None:
+    """It runs in the canceller's thread, and the receiver must be free to answer what it waits for."""
+    with slow.client() as client, client.open_session() as session, client.open_session() as other:
+        session.submit([1])
+        future = session.submit([2])
+        answers: list[Any] = []
+        future.add_done_callback(lambda _: answers.append(other.submit([5]).result(DEADLINE)))
+        assert future.cancel()
+        assert answers[0].tokens.tolist() == [answer(advance(0, [5]), VOCAB)]
+
+
+def test_a_callback_cannot_open_a_session_and_is_told_so(session: shmsched.Session) -> None:
+    raised: list[BaseException] = []
+    done = threading.Event()
+
+    def open_another(_: object) -> None:
+        try:
+            session._client.open_session(block=False)
+        except shmsched.ShmschedError as e:
+            raised.append(e)
+        done.set()
+
+    session.submit([1]).add_done_callback(open_another)
+    assert done.wait(DEADLINE), "the callback did not return: it waited for an answer that its own thread receives"
+    assert isinstance(raised[0], shmsched.Full)
+
+
+def test_a_callback_that_exits_ends_its_client_and_leaves_nobody_waiting(
+    cluster: shmsched.Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def leave(_: object) -> None:
+        raise SystemExit(3)
+
+    with cluster.client() as client, client.open_session() as session:
+        session.submit([1]).add_done_callback(leave)
+        wait_until(lambda: client._channel.dead is not None, "the receiver to end")
+        with pytest.raises(shmsched.ClientClosed, match="SystemExit"):
+            session.submit([2])
+    assert "SystemExit" in capfd.readouterr().err
+
+
+def test_a_bad_seed_takes_no_slot(cluster: shmsched.Cluster) -> None:
+    with cluster.client() as client:
+        for _ in range(10):
+            with pytest.raises(shmsched.InvalidRequest, match="seed is -1"):
+                client.open_session(seed=-1)
+        client.open_session(block=False).close()
+
+
+def test_an_interrupt_in_a_submit_leaves_the_client_whole(cluster: shmsched.Cluster) -> None:
+    """KeyboardInterrupt may be raised between any two lines of submit; the ring must not be ahead of its frames."""
+    program = (
+        "import shmsched, signal, sys\n"
+        "client = shmsched.Client(socket=sys.argv[1])\n"
+        "session = client.open_session()\n"
+        "interrupted = 0\n"
+        "while interrupted < 40:\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0.002)\n"
+        "        for _ in range(100): session.submit([1] * 4, position=0)\n"
+        "    except KeyboardInterrupt:\n"
+        "        interrupted += 1\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "with client.open_session() as other: print(other.submit([1]).result(30).tokens.size)\n"
+    )
+    program = "import signal\nsignal.signal(signal.SIGALRM, signal.default_int_handler)\n" + program
+    run = [sys.executable, "-c", program, str(cluster.socket)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "1\n", done.stderr

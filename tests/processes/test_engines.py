@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -259,3 +260,69 @@ def test_an_engine_that_takes_too_long_to_start_is_killed(tmp_path: Path, capfd:
     with pytest.raises(shmsched.EngineStartError):
         shmsched.launch(f"{tmp_path}/slow.py:Slow", start_timeout_s=2.0)
     assert "did not start within 2 s" in capfd.readouterr().err
+
+
+def test_an_engine_that_hangs_in_open_session_is_killed_too() -> None:
+    with shmsched.launch(MOODY, step_timeout_s=0.5) as cluster, cluster.client() as client:
+        with pytest.raises(shmsched.SessionLost, match=r"has not opened a session within 0.5 s"):
+            client.open_session(options=b"hang", timeout=DEADLINE)
+        wait_until(lambda: ready(cluster) == 1, "the engine to be started again")
+        client.open_session(timeout=DEADLINE).close()
+
+
+def test_an_engine_that_raises_in_close_session_goes_on() -> None:
+    with shmsched.launch(MOODY) as cluster, cluster.client() as client, client.open_session() as other:
+        client.open_session(options=b"raise on close").close()
+        assert other.submit([1]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1]), VOCAB)]
+        client.open_session().close()
+
+
+def test_cancelling_what_an_engine_without_rewind_has_taken_ends_the_session_with_the_reason() -> None:
+    with (
+        shmsched.launch(f"{ENGINES}:Forgetful") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+    ):
+        session.submit([1, 2]).result(DEADLINE)
+        running = session.submit([moods.HANG_A_MOMENT])
+        wait_until(lambda: cluster.status()["engines"][0]["in_flight"], "the step to run")
+        assert running.cancel()
+        wait_until(lambda: session.ended is not None, "the session to be lost")
+        with pytest.raises(shmsched.SessionLost, match="the engine cannot rewind"):
+            session.submit([3])
+
+
+def test_closed_clients_leave_nothing_in_the_daemon() -> None:
+    """Descriptors and memory, at once: cycles that wait for the collector would fill /dev/shm and the table of descriptors."""
+    with shmsched.launch("echo") as cluster:
+
+        def held() -> tuple[int, int]:
+            descriptors = len(list(Path(f"/proc/{cluster.pid}/fd").iterdir()))
+            return descriptors, Path(f"/proc/{cluster.pid}/maps").read_text().count("/dev/shm/shmsched")
+
+        wait_until(lambda: cluster.status()["clients"] == [], "the daemon to be at rest")
+        before = held()
+        for _ in range(30):
+            with cluster.client(arena_bytes=1 << 20) as client, client.open_session() as session:
+                session.submit([1], sampling=None).result(DEADLINE)
+        wait_until(lambda: held() == before, f"the daemon to hold {before} descriptors and mappings again")
+
+
+def test_sessions_that_wait_are_served_in_order_of_arrival_whatever_model_they_name() -> None:
+    with shmsched.launch("echo?max_sessions=1") as cluster, cluster.client() as client:
+        held = client.open_session()
+        order: list[str] = []
+
+        def wait_for(model: str | None, name: str) -> None:
+            with client.open_session(model=model, timeout=DEADLINE):
+                order.append(name)
+
+        threads = []
+        for model, name in (("echo", "first"), (None, "second"), ("echo", "third")):
+            threads.append(threading.Thread(target=wait_for, args=(model, name)))
+            threads[-1].start()
+            wait_until(lambda: cluster.status()["waiting_sessions"] == len(threads), f"{name} to wait")
+        held.close()
+        for thread in threads:
+            thread.join(DEADLINE)
+        assert order == ["first", "second", "third"]
