@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -399,5 +400,7 @@ def test_the_host_keeps_no_descriptor_of_what_it_maps_under_its_number(start: St
         scheduler.run(Step(0, 0, [1]))
         return len(os.listdir("/proc/self/fd"))
 
+    # Scheduler and host share this process with what earlier tests left to the collector, which may close theirs meanwhile.
+    gc.collect()
     counts = [attach(client) for client in range(5)]
-    assert len(set(counts[1:])) == 1
+    assert max(counts[1:]) == counts[1]
