@@ -162,7 +162,7 @@ class Client:
             self._receiver.join()
             self._link.close()
         # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
-        self._channel.arena = None
+        self._channel.arena = self._state.arena = None
 
     def __enter__(self) -> Client:
         return self

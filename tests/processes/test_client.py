@@ -396,3 +396,26 @@ def test_an_interrupt_in_a_submit_leaves_the_client_whole(cluster: shmsched.Clus
     run = [sys.executable, "-c", program, str(cluster.socket)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "1\n", done.stderr
+
+
+def test_a_closed_client_keeps_no_arena_even_if_somebody_keeps_the_client(cluster: shmsched.Cluster) -> None:
+    """Arenas are large; only logits that are still held may keep one mapped."""
+
+    def mapped() -> int:
+        total = 0
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if "/dev/shm/shmsched" in line:
+                start, end = line.split()[0].split("-")
+                total += int(end, 16) - int(start, 16)
+        return total
+
+    before = mapped()
+    client = cluster.client(arena_bytes=64 << 20)
+    with client.open_session() as session:
+        kept = session.submit([1], sampling=None).result(DEADLINE).logits
+    assert kept is not None
+    client.close()
+    assert mapped() - before >= 64 << 20
+    assert kept.data.shape == (1, VOCAB)
+    del kept
+    assert mapped() - before < 64 << 20
