@@ -1,10 +1,11 @@
 """shmsched: a continuous-batching scheduler for LLM serving, in its own process, over shared memory."""
 
-from shmsched.client import Client, Cluster, Control, Model, Session, StepFuture, launch
+from shmsched.client import AsyncClient, AsyncSession, Client, Cluster, Control, Model, Session, StepFuture, launch
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.errors import (
     ClientClosed,
     DaemonRunning,
+    DeadlineExceeded,
     EngineDied,
     EngineError,
     EngineSpecError,
@@ -22,6 +23,7 @@ from shmsched.errors import (
     SharedMemoryError,
     ShmschedError,
     SocketPathError,
+    StepCancelled,
     StepError,
     StepFailed,
     Unsupported,
@@ -33,6 +35,8 @@ from shmsched.steps import LogitsBlock, OutputRows, Request, RequestParams, Resp
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncClient",
+    "AsyncSession",
     "Batch",
     "BatchView",
     "Client",
@@ -40,6 +44,7 @@ __all__ = [
     "Cluster",
     "Control",
     "DaemonRunning",
+    "DeadlineExceeded",
     "Engine",
     "EngineDied",
     "EngineError",
@@ -70,6 +75,7 @@ __all__ = [
     "SharedMemoryError",
     "ShmschedError",
     "SocketPathError",
+    "StepCancelled",
     "StepError",
     "StepFailed",
     "StepFuture",

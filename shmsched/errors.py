@@ -32,6 +32,14 @@ class StepFailed(StepError):
     """The engine failed this one step; its session goes on from the position before it."""
 
 
+class StepCancelled(StepError):
+    """The step was cancelled with an earlier one of its session. (A future that is cancelled itself raises CancelledError.)"""
+
+
+class DeadlineExceeded(StepError):
+    """The step was not handed to an engine by its deadline; it has left its queue and never runs."""
+
+
 class EngineError(StepError):
     """The engine raised while it ran the batch that held this step."""
 
@@ -117,6 +125,7 @@ class ErrorCode(IntEnum):
     PROTOCOL = 12
     SHARED_MEMORY = 13
     CANCELLED = 14
+    DEADLINE_EXCEEDED = 15
 
     @classmethod
     def of(cls, error: ShmschedError) -> ErrorCode:
@@ -138,6 +147,7 @@ _ERRORS: dict[ErrorCode, type[ShmschedError]] = {
     ErrorCode.SCHEDULER_STOPPED: SchedulerStopped,
     ErrorCode.PROTOCOL: ProtocolError,
     ErrorCode.SHARED_MEMORY: SharedMemoryError,
+    ErrorCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
 
 

@@ -60,6 +60,9 @@ class Echo(Engine):
     def rewind(self, slot: int, length: int) -> None:
         del self._hashes[slot][length + 1 :]
 
+    def fork_session(self, parent: int, slot: int, length: int) -> None:
+        self._hashes[slot] = self._hashes[parent][: length + 1]
+
     def close_session(self, slot: int) -> None:
         del self._hashes[slot]
 

@@ -1,5 +1,7 @@
 """The client library."""
 
+from shmsched.client.async_client import AsyncClient
+from shmsched.client.async_session import AsyncSession
 from shmsched.client.client import Client
 from shmsched.client.control import Control
 from shmsched.client.futures import StepFuture
@@ -7,4 +9,15 @@ from shmsched.client.launch import Cluster, launch
 from shmsched.client.models import Model, Tokenizer
 from shmsched.client.session import Session
 
-__all__ = ["Client", "Cluster", "Control", "Model", "Session", "StepFuture", "Tokenizer", "launch"]
+__all__ = [
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "Cluster",
+    "Control",
+    "Model",
+    "Session",
+    "StepFuture",
+    "Tokenizer",
+    "launch",
+]

@@ -6,25 +6,23 @@ One lock guards all of it. Futures are settled outside the lock, since their cal
 from __future__ import annotations
 
 import threading
-import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.client.futures import StepFuture
 from shmsched.client.leases import ClientArena
-from shmsched.errors import ErrorCode, Full, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
-from shmsched.memory.layouts import RECORD, RESULT_DTYPE, ClientLayout, Record, RecordKind
+from shmsched.client.replies import Reply, TokenStream
+from shmsched.client.session_core import SessionCore
+from shmsched.client.submission import Submission
+from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
+from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, Record, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows, RequestParams, Response
+from shmsched.steps import Response
 from shmsched.wire import frames
-from shmsched.wire.frames import StepDescriptor, StepFlags
 from shmsched.wire.link import Link
-
-if TYPE_CHECKING:
-    from shmsched.client.session import Session
 
 _NO_ROWS = -1
 
@@ -32,8 +30,8 @@ _NO_ROWS = -1
 class Pending(NamedTuple):
     """A step on its way."""
 
-    future: StepFuture
-    session: Session
+    reply: Reply
+    session: SessionCore
     request_id: int
     position: int
     n_results: int
@@ -41,42 +39,26 @@ class Pending(NamedTuple):
     is_last: bool
 
 
-class Submission(NamedTuple):
-    """What one call submits: checked, and split into chunks that the engine takes."""
-
-    session: Session
-    request_id: int
-    chunks: list[npt.NDArray[np.int32]]
-    position: int
-    params: RequestParams
-    seed: int
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(chunk) for chunk in self.chunks)
-
-    @property
-    def n_rows(self) -> int:
-        return self.params.output_rows.count(len(self.chunks[-1]))
-
-
 class Channel:
-    """Submits steps and settles their futures. Whoever reads the link hands the frames to the methods named after them."""
+    """Submits steps and settles their replies. Whoever reads the link hands the frames to the methods named after them."""
 
     def __init__(self, link: Link, welcome: frames.Welcome, segment: Segment) -> None:
-        layout = ClientLayout(welcome.ring_tokens, welcome.records, welcome.results)
+        layout = ClientLayout(welcome.ring_tokens, welcome.records, welcome.results, welcome.stream)
         view = memoryview(segment.buffer)
         self.lock = threading.Lock()
-        self.receiver: threading.Thread | None = None
+        self.room_came: Callable[[], None] = lambda: None
+        """Called, with the lock held, when some room may have come back."""
         self.dead: ShmschedError | None = None
         self.arena: ClientArena | None = None
         self.max_arena = welcome.max_arena
         self._link = link
-        self._room = threading.Condition(self.lock)
         self._ring = TokenWriter(np.frombuffer(segment.buffer, np.int32, layout.ring_tokens))
         self._records = RecordReader(view[layout.records_offset :][: RECORD.size * layout.records], RECORD.size)
         size = RESULT_DTYPE.itemsize
         self._results = RecordReader(view[layout.results_offset :][: size * layout.results], size)
+        stream = view[layout.stream_offset :][: STREAMED.size * layout.stream]
+        self._stream = RecordReader(stream, STREAMED.size)
+        self._stream_told = 0
         self._pending: dict[int, Pending] = {}
         self._outstanding_results = 0
         self._held_rows: dict[int, int] = {}
@@ -111,34 +93,33 @@ class Channel:
                 f"{submission.n_rows} sampled rows in one step; at most {self._results.capacity} are outstanding"
             )
 
-    def submit(self, submission: Submission) -> StepFuture:
+    def submit(self, submission: Submission, reply: Reply) -> None:
         """Send all of it or nothing. The caller holds the lock, has checked the submission and has seen that nothing lacks."""
-        params, session = submission.params, submission.session
-        n_rows = submission.n_rows
-        raw = params.sampling is None and n_rows > 0
+        session, raw_rows = submission.session, submission.raw_rows
+        n_results = 0 if raw_rows else submission.n_rows
         offset = _NO_ROWS
-        if raw:
+        if raw_rows:
             assert self.arena is not None
-            offset = self.arena.reserve(n_rows, session.vocab_size)
-        future = StepFuture(self.withdraw)
-        future.start = submission.position
-        future.first_request = self._next_request
-        future.last_request = self._next_request + len(submission.chunks) - 1
-        descriptors = []
+            offset = self.arena.reserve(raw_rows, session.vocab_size)
+        first = self._next_request
+        descriptors = submission.describe(first, max(offset, 0))
+        reply.start = submission.position
+        reply.first_request, reply.last_request = first, first + len(descriptors) - 1
         pending = {}
-        position = submission.position
-        for request, chunk in enumerate(submission.chunks, self._next_request):
-            is_last = request == future.last_request
-            descriptors.append(_describe(submission, request, len(chunk), position, is_last, max(offset, 0)))
-            n_results = n_rows if is_last and not raw else 0
-            pending[request] = Pending(
-                future, session, submission.request_id, position, n_results, offset if is_last else _NO_ROWS, is_last
-            )
-            position += len(chunk)
-        frame = frames.Submit(
-            self._ring.written + submission.n_tokens, self._records.read, self._results.read, descriptors
-        )
+        for d in descriptors:
+            is_last = d.request == reply.last_request
+            pending[d.request] = Pending(
+                reply, session, submission.request_id, d.position, n_results if is_last else 0,
+                offset if is_last else _NO_ROWS, is_last,
+            )  # fmt: skip
+        if isinstance(reply, TokenStream):
+            reply.prompt_end = submission.position + submission.n_tokens
+            reply.step_position = descriptors[-1].position
         ring, sent = self._ring.written, self._link.frames_sent
+        frame = frames.Submit(
+            ring + submission.n_tokens, self._records.read, self._results.read, self._stream.read, descriptors,
+            submission.stop_tokens,
+        )  # fmt: skip
         try:
             for chunk in submission.chunks:
                 self._ring.write(chunk)
@@ -155,14 +136,13 @@ class Channel:
                 if offset != _NO_ROWS and self.arena is not None:
                     self.arena.free(offset)
                 raise
-            self._account(future, n_rows, raw)
+            self._account(reply, n_results)
             raise
-        self._account(future, n_rows, raw)
-        return future
+        self._account(reply, n_results)
 
-    def _account(self, future: StepFuture, n_rows: int, raw: bool) -> None:
-        self._next_request = future.last_request + 1
-        self._outstanding_results += 0 if raw else n_rows
+    def _account(self, reply: Reply, n_results: int) -> None:
+        self._next_request = reply.last_request + 1
+        self._outstanding_results += n_results
 
     def lacking(self, submission: Submission) -> str | None:
         """What there is no room for now, in words."""
@@ -176,29 +156,26 @@ class Channel:
             return f"{self._outstanding_results} sampled rows are outstanding, of at most {self._results.capacity}"
         return None
 
-    def wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
-        """Give up the lock until some room has come back; whatever the caller knew may have changed then.
+    def outstanding_of(self, session: SessionCore) -> list[Reply]:
+        """What the session still waits for, in order of submission. The caller holds the lock."""
+        return list(dict.fromkeys(p.reply for p in self._pending.values() if p.session is session))
 
-        False if the deadline came first. Raises Full where waiting is not wanted, or would be for ever.
-        """
-        if not block:
-            raise Full(f"{lacking}; submit with block=True to wait")
-        if threading.current_thread() is self.receiver:
-            raise Full(f"{lacking}; a future's callback cannot wait for room, since it is what makes room")
-        return self._room.wait(None if deadline is None else deadline - time.monotonic())
-
-    def withdraw(self, future: StepFuture) -> bool:
+    def withdraw(self, reply: Reply) -> bool:
         """Ask the scheduler to cancel a submission. False if it was answered before."""
         with self.lock:
-            last = self._pending.get(future.last_request)
+            last = self._pending.get(reply.last_request)
             if last is None or self.dead is not None:
                 return False
-            future.withdrawn = True
-            # An engine that cannot rewind keeps the chunks that have run.
-            first = future.first_request
-            if not last.session.supports_rewind:
-                first = next(r for r in range(first, future.last_request + 1) if r in self._pending)
-            position = future.start if first == future.first_request else self._pending[first].position
+            if reply.withdrawn:
+                return True
+            reply.withdrawn = True
+            first, position = reply.first_request, reply.start
+            if isinstance(reply, TokenStream):
+                position = reply.resume_at
+            elif not last.session.supports_rewind:
+                # An engine that cannot rewind keeps the chunks that have run.
+                first = next(r for r in range(first, reply.last_request + 1) if r in self._pending)
+                position = reply.start if first == reply.first_request else self._pending[first].position
             # What was submitted after it goes with it, also where that had rewound the session further.
             position = last.session.earliest_from(first, position)
             last.session.rewound(self._next_request, position)
@@ -206,58 +183,91 @@ class Channel:
                 self._link.send(frames.Cancel(last.session.session_id, first, position))
             except SchedulerDied:
                 # The receiver sees the same, and fails it.
-                future.withdrawn = False
+                reply.withdrawn = False
                 return False
         return True
+
+    def halt(self, stream: TokenStream) -> None:
+        """Let the step of a generation that is queued or runs be its last."""
+        with self.lock:
+            last = self._pending.get(stream.last_request)
+            if last is not None and self.dead is None:
+                try:
+                    self._link.send(frames.Halt(last.session.session_id, stream.last_request))
+                except SchedulerDied:
+                    # The receiver sees the same, and fails it.
+                    pass
 
     # --- settling -------------------------------------------------------------------------------------------------------
 
     def completions(self, message: frames.Completions) -> None:
-        """Read the records up to the cursors and settle their futures."""
-        settled: list[tuple[StepFuture, Response]] = []
+        """Read what was written up to the cursors, and settle with it."""
+        settled: list[tuple[Reply, Response]] = []
         with self.lock:
             try:
                 records = self._records.take_until(message.records_written)
                 results = np.frombuffer(self._results.take_until(message.results_written), RESULT_DTYPE)
+                streamed = self._stream.take_until(message.stream_written)
                 self._ring.returned(message.tokens_read)
             except ValueError as e:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
+            came = self._advance(streamed) if streamed else []
             at = 0
             for record in map(Record._make, RECORD.iter_unpack(records)):
                 pending = self._take(record.request)
+                rows = results[at : at + record.n_rows]
                 if record.kind == RecordKind.TOKENS:
-                    rows = results[at : at + record.n_rows]
                     at += record.n_rows
-                if pending is None:
+                if pending is None or not pending.is_last:
                     continue
-                if not pending.is_last:
-                    continue
-                if pending.future.withdrawn or pending.future.done():
+                if pending.reply.withdrawn or pending.reply.done():
                     self._free_rows(pending)
                     continue
-                session = pending.session
-                if record.kind == RecordKind.LOGITS:
-                    if record.n_rows:
-                        assert self.arena is not None
-                        block = self.arena.lease(pending.rows_offset, record.n_rows, session.vocab_size)
-                    else:
-                        block = None
-                    response = Response(pending.request_id, session.session_id, logits=block)
-                else:
-                    response = Response(
-                        pending.request_id,
-                        session.session_id,
-                        rows["token"].astype(np.int64),
-                        np.ascontiguousarray(rows["logprob"]),
-                    )
-                settled.append((pending.future, response))
-            self._room.notify_all()
-        for future, response in settled:
-            future.settle(response)
+                settled.append((pending.reply, self._response(pending, record, rows)))
+            self.room_came()
+            if self._stream.read - self._stream_told > self._stream.capacity // 4:
+                self._stream_told = self._stream.read
+                self._tell_consumed()
+        for stream, token, logprob in came:
+            stream.streamed(token, logprob)
+        for reply, response in settled:
+            reply.settle(response)
+
+    def _advance(self, streamed: bytes) -> list[tuple[TokenStream, int, float]]:
+        """The tokens of generations that go on: each is fed by the scheduler as it comes."""
+        came = []
+        for request, token, logprob in STREAMED.iter_unpack(streamed):
+            pending = self._pending.get(request)
+            if pending is None or pending.reply.withdrawn:
+                continue
+            stream = pending.reply
+            assert isinstance(stream, TokenStream)
+            stream.step_position = pending.session.position
+            pending.session.fed(token)
+            came.append((stream, token, logprob))
+        return came
+
+    def _response(self, pending: Pending, record: Record, rows: npt.NDArray[np.void]) -> Response:
+        session = pending.session
+        if record.kind != RecordKind.LOGITS:
+            logprobs = np.ascontiguousarray(rows["logprob"])
+            return Response(pending.request_id, session.session_id, rows["token"].astype(np.int64), logprobs)
+        if not record.n_rows:
+            return Response(pending.request_id, session.session_id)
+        assert self.arena is not None
+        block = self.arena.lease(pending.rows_offset, record.n_rows, session.vocab_size)
+        return Response(pending.request_id, session.session_id, logits=block)
+
+    def _tell_consumed(self) -> None:
+        try:
+            self._link.send(frames.Consumed(self._records.read, self._results.read, self._stream.read))
+        except SchedulerDied:
+            # Whoever receives sees the same.
+            pass
 
     def failed(self, message: frames.Failed) -> None:
-        """Settle the futures of steps that ended without an answer. A submission carries its first failure."""
-        futures: dict[StepFuture, Session] = {}
+        """Settle what ended without an answer. A submission carries its first failure."""
+        replies: dict[Reply, SessionCore] = {}
         with self.lock:
             for request in message.requests:
                 pending = self._take(request)
@@ -267,17 +277,20 @@ class Channel:
                     self._free_rows(pending)
                 elif pending.rows_offset != _NO_ROWS:
                     self._held_rows[request] = pending.rows_offset
-                pending.session.step_failed(request, pending.position)
-                futures[pending.future] = pending.session
-            self._room.notify_all()
-        for future, session in futures.items():
-            if message.code == ErrorCode.CANCELLED or future.withdrawn:
-                future.settle_cancelled()
+                reply, position = pending.reply, pending.position
+                if isinstance(reply, TokenStream) and pending.is_last:
+                    position = reply.step_position
+                pending.session.step_failed(request, position)
+                replies[reply] = pending.session
+            self.room_came()
+        for reply, session in replies.items():
+            if message.code == ErrorCode.CANCELLED or reply.withdrawn:
+                reply.settle_cancelled()
             elif message.code == ErrorCode.SESSION_CLOSED and session.ended is not None:
                 # It was on its way when the session ended; why the session ended says more than that it did.
-                future.settle_failed(type(session.ended)(str(session.ended)))
+                reply.settle_failed(type(session.ended)(str(session.ended)))
             else:
-                future.settle_failed(error_of(message.code, message.message))
+                reply.settle_failed(error_of(message.code, message.message))
 
     def returned(self, message: frames.Returned) -> None:
         """Rows that an engine may have been writing into are free."""
@@ -288,19 +301,19 @@ class Channel:
                     self.arena.free(offset)
 
     def end(self, error: ShmschedError) -> None:
-        """The connection is over: every future fails with ``error``, every waiter is woken."""
+        """The connection is over: every reply fails with ``error``, every waiter is woken."""
         with self.lock:
             if self.dead is None:
                 self.dead = error
-            futures = {pending.future: None for pending in self._pending.values()}
+            replies = {pending.reply: None for pending in self._pending.values()}
             self._pending.clear()
-            self._room.notify_all()
-        for future in futures:
-            future.settle_failed(error)
+            self.room_came()
+        for reply in replies:
+            reply.settle_failed(error)
 
-    def outstanding_futures(self) -> list[StepFuture]:
+    def outstanding_replies(self) -> list[Reply]:
         """For a forked child, which must not take the lock."""
-        return [pending.future for pending in list(self._pending.values())]
+        return [pending.reply for pending in list(self._pending.values())]
 
     def _take(self, request: int) -> Pending | None:
         pending = self._pending.pop(request, None)
@@ -316,16 +329,3 @@ class Channel:
 
     def id_is_outstanding(self, request_id: int) -> bool:
         return request_id in self._ids
-
-
-def _describe(s: Submission, request: int, n: int, position: int, is_last: bool, rows_offset: int) -> StepDescriptor:
-    sampling = s.params.sampling
-    rows = s.params.output_rows if is_last else OutputRows.NONE
-    flags = (StepFlags.SAMPLED if sampling is not None else 0) | (0 if is_last else StepFlags.MORE)
-    if sampling is None:
-        return StepDescriptor(request, s.session.session_id, n, position, rows, flags, 0, 0.0, 1.0, 0, rows_offset)
-    seed = s.seed if sampling.seed is None else sampling.seed
-    return StepDescriptor(
-        request, s.session.session_id, n, position, rows, flags,
-        sampling.top_k, sampling.temperature, sampling.top_p, seed, rows_offset,
-    )  # fmt: skip

@@ -1,46 +1,42 @@
-"""The client: a connection to a daemon, its sessions, and the thread that settles futures."""
+"""The synchronous client: thread-safe, with futures that a thread settles."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import replace
-from types import MappingProxyType, TracebackType
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import TypeVar, cast
 
-import numpy as np
-
-from shmsched.client.channel import Submission
-from shmsched.client.futures import StepFuture
-from shmsched.client.leases import ClientArena
-from shmsched.client.models import Model
-from shmsched.client.receiver import Receiver
-from shmsched.client.session import Session, closed_error
-from shmsched.client.state import HANDSHAKE_S, Opening, shake_hands
-from shmsched.client.tokens import as_tokens
-from shmsched.errors import (
-    ClientClosed,
-    Full,
-    InvalidRequest,
-    SchedulerDied,
-    Unsupported,
-    UsedAfterFork,
+from shmsched.client.core import (
+    BLOCK_TIMEOUT_S,
+    ClientCore,
+    MakeSubmission,
+    _deadline,
+    _output_rows,
+    check_further,
 )
-from shmsched.memory.layouts import LOGIT
+from shmsched.client.futures import StepFuture, WaitingStream
+from shmsched.client.leases import ClientArena
+from shmsched.client.receiver import Receiver
+from shmsched.client.replies import Reply
+from shmsched.client.session import Session
+from shmsched.client.session_core import closed_error
+from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
+from shmsched.client.submission import Submission
+from shmsched.client.tokens import as_tokens
+from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerUnreachable, Unsupported, UsedAfterFork
+from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, Request, RequestParams, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
 
-LEAST_ARENA = 64 << 20
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-class Client:
+class Client(ClientCore):
     """A connection to a daemon, with sessions and futures. Thread-safe; close it, or use it in a ``with`` block.
 
     socket: the daemon's socket; None for ``$SHMSCHED_SOCKET`` or the user's default.
@@ -55,29 +51,21 @@ class Client:
     def __init__(
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
-        self._pid = os.getpid()
-        self._arena_bytes = arena_bytes
-        self._next_session = 1
+        super().__init__(arena_bytes)
         path = os.fspath(socket or default_socket())
-        self._link = Link.connect(path, frames.Role.CLIENT, wait)
+        link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
-            self._state = shake_hands(self._link, path)
+            state = _shake_hands(link, path)
         except BaseException:
-            self._link.close()
+            link.close()
             raise
-        self._channel = self._state.channel
-        self._receiver = Receiver(self._link, self._state, self._make_session)
-        self._channel.receiver = self._receiver
+        self._greeted(link, state)
+        self._room = threading.Condition(self._channel.lock)
+        self._channel.room_came = self._room.notify_all
+        self._receiver = Receiver(link, state, self._make_session)
         self._receiver.start()
-        _clients.add(self)
 
-    # --- what it offers -------------------------------------------------------------------------------------------------
-
-    @property
-    def models(self) -> Mapping[str, Model]:
-        """The models that are served now, by name."""
-        self._check_usable()
-        return MappingProxyType(self._state.models)
+    # --- sessions -------------------------------------------------------------------------------------------------------
 
     def open_session(
         self,
@@ -95,39 +83,75 @@ class Client:
         Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SchedulerStopped, SchedulerDied.
         """
         self._check_usable()
-        if not isinstance(options, bytes) or len(options) > frames.MAX_OPTIONS:
-            raise InvalidRequest(
-                f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
-            )
-        if threading.current_thread() is self._receiver:
-            raise Full(
-                "a future's callback cannot open a session: the answer comes to the thread that runs it; use another"
-            )
-        seed = secrets.randbits(64) if seed is None else SamplingParams(seed=seed).seed
-        assert seed is not None
+        self._refuse_in_callback("open a session")
         answer: Future[Session] = Future()
-        with self._channel.lock:
-            self._check_usable()
-            session_id, self._next_session = self._next_session, self._next_session + 1
-            self._state.opening[session_id] = Opening(answer, seed)
-            self._link.send(frames.OpenSession(session_id, block, model or "", options))
+        number = self._ask_for_session(answer, model, options, seed, block)
+        return self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
+
+    def _opened(self, answer: Future[Session], number: int, what: str, timeout: float | None) -> Session:
         try:
             return answer.result(timeout)
         except BaseException as e:
             # Out of time, or interrupted: whatever becomes of it, nobody will ever hold it.
-            with self._channel.lock:
-                asked = self._state.opening.pop(session_id, None) or self._state.sessions.pop(session_id, None)
-                if asked is not None and self._channel.dead is None:
-                    self._link.send(frames.CloseSession(session_id))
+            asked = self._give_up_opening(number)
             if not isinstance(e, TimeoutError):
                 raise
-            if asked is None:
+            if not asked:
                 # Refused in this very moment, with a better reason than that time is up.
                 return answer.result(HANDSHAKE_S)
-            what = f"model {model!r}" if model else "the daemon"
             raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
 
-    def submit(self, request: Request, *, block: bool = True, block_timeout: float | None = None) -> StepFuture:
+    def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
+        length = self._fork_length(parent, upto)
+        self._refuse_in_callback("fork a session")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._channel.lock:
+            outstanding = [r for r in self._channel.outstanding_of(parent) if isinstance(r, StepFuture)]
+        if wait(outstanding, timeout).not_done:
+            raise Full(f"session {parent.session_id} cannot be forked: its steps have not run within {timeout:g} s")
+        # One of them may have failed.
+        length = self._fork_length(parent, length if upto is not None else None)
+        history = parent.history[:length]
+        if parent.model.supports_fork:
+            answer: Future[Session] = Future()
+            number = self._ask_for_fork(answer, parent, length, seed)
+            try:
+                child = self._opened(answer, number, "its engine", _left(deadline))
+            except (Full, Unsupported):
+                if not block:
+                    raise
+            else:
+                self._forked_from(child, history)
+                return child
+        child = self.open_session(
+            model=parent.model.name, options=parent.options, seed=seed, block=block, timeout=_left(deadline)
+        )
+        try:
+            if length:
+                child.submit(history, output_rows=OutputRows.NONE).result(_left(deadline))
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    def _reopen(self, session: Session, timeout: float | None) -> None:
+        fresh = self.open_session(model=session.model.name, options=session.options, seed=session.seed, timeout=timeout)
+        self._replace(session, fresh)
+
+    def _make_session(self, opened: frames.SessionOpened, asked: Opening) -> Session:
+        model = self._state.models[opened.model]
+        return Session(self, opened.session, model, opened.engine, asked.seed, asked.options)
+
+    # --- steps ----------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        deadline: float | None = None,
+        block: bool = True,
+        block_timeout: float | None = BLOCK_TIMEOUT_S,
+    ) -> StepFuture:
         """Submit one step as it stands, for those who keep positions themselves. It is never split.
 
         ``request.session_id`` is ``session.session_id`` of a session of this client. Raises InvalidRequest if the
@@ -141,15 +165,100 @@ class Client:
         chunk = session.model.max_prefill_chunk_size
         if len(tokens) > chunk:
             raise InvalidRequest(f"request {request.request_id} has {len(tokens)} tokens; a step has at most {chunk}")
-        params = replace(request.params, output_rows=_output_rows(request.params.output_rows))
+        asked = request.params
+        params = RequestParams(asked.position, asked.sampling, _output_rows(asked.output_rows))
+        due = _deadline(deadline)
 
         def make() -> Submission:
             if self._channel.id_is_outstanding(request.request_id):
                 raise InvalidRequest(f"request {request.request_id} is still outstanding; ids may repeat once settled")
-            return Submission(session, request.request_id, [tokens], params.position, params, session.seed)
+            return Submission(session, request.request_id, [tokens], params.position, params, due)
 
+        return self._send(make, StepFuture(self._channel.withdraw), block, block_timeout)
+
+    def _submit(
+        self,
+        session: Session,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        output_rows: OutputRows,
+        deadline: float | None,
+        block: bool,
+        timeout: float | None,
+    ) -> StepFuture:
+        make = self._prepare(session, tokens, position, sampling, output_rows, deadline)
+        return self._send(make, StepFuture(self._channel.withdraw), block, timeout)
+
+    def _stream(
+        self,
+        session: Session,
+        tokens: Tokens,
+        sampling: SamplingParams,
+        further: int,
+        stop_tokens: tuple[int, ...],
+        deadline: float | None,
+        block: bool,
+        timeout: float | None,
+    ) -> WaitingStream:
+        check_further(further, sampling, stop_tokens, session.vocab_size)
+        make = self._prepare(session, tokens, None, sampling, OutputRows.LAST, deadline, further, stop_tokens)
+        return self._send(make, WaitingStream(self._channel), block, timeout)
+
+    def _send(self, make: MakeSubmission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
+        """Submit what ``make`` makes, once there is room. Waiting gives up the lock: so it is made and checked again after
+        each wait, by what is true then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._channel.lock:
-            return self._send(make, params, block, block_timeout)
+            while True:
+                submission = make()
+                self._check(submission)
+                if submission.raw_rows and self._channel.arena is None:
+                    self._ensure_arena()
+                    continue
+                lacking = self._channel.lacking(submission)
+                if lacking is None:
+                    self._send_now(submission, reply)
+                    return reply
+                if not self._wait_for_room(lacking, block, deadline):
+                    raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
+
+    def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
+        """Give up the lock until some room has come back; whatever the caller knew may have changed then.
+
+        False if the deadline came first. Raises Full where waiting is not wanted, or would be for ever.
+        """
+        if not block:
+            raise Full(f"{lacking}; submit with block=True to wait")
+        if threading.current_thread() is self._receiver:
+            raise Full(f"{lacking}; a future's callback cannot wait for room, since it is what makes room")
+        return self._room.wait(None if deadline is None else deadline - time.monotonic())
+
+    def _ensure_arena(self) -> None:
+        """Have an arena. The lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
+        state = self._state
+        self._refuse_in_callback("wait for the logits arena; make the first raw step elsewhere")
+        if state.arena is None:
+            size = self._arena_size()
+            state.arena = Future()
+            self._link.send(frames.OpenArena(size))
+        answer = cast("Future[Segment]", state.arena)
+        self._channel.lock.release()
+        try:
+            segment = answer.result()
+        finally:
+            self._channel.lock.acquire()
+            if state.arena is answer and answer.done() and answer.exception() is not None:
+                # The next raw step may ask again: there may be room by then.
+                state.arena = None
+        if self._channel.arena is None:
+            self._channel.arena = ClientArena(segment)
+
+    def _refuse_in_callback(self, what: str) -> None:
+        if threading.current_thread() is self._receiver:
+            raise Full(f"a future's callback cannot {what}: the answer comes to the thread that runs it; use another")
+
+    # --- the end --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
@@ -172,164 +281,27 @@ class Client:
     ) -> None:
         self.close()
 
-    # --- what its sessions ask of it ------------------------------------------------------------------------------------
-
-    def _submit(
-        self,
-        session: Session,
-        tokens: Tokens,
-        position: int | None,
-        sampling: SamplingParams | None,
-        output_rows: OutputRows,
-        block: bool,
-        timeout: float | None,
-    ) -> StepFuture:
-        self._check_usable()
-        array = as_tokens(tokens, session.vocab_size)
-        output_rows = _output_rows(output_rows)
-        size = session.model.max_prefill_chunk_size
-        if output_rows is OutputRows.ALL and len(array) > size:
-            raise InvalidRequest(f"output_rows=ALL with {len(array)} tokens; they must fit one chunk of {size}")
-        chunks = [array[i : i + size] for i in range(0, len(array), size)] if len(array) > size else [array]
-
-        def make() -> Submission:
-            start = session._position if position is None else position
-            request_id = self._channel.next_request_id()
-            return Submission(
-                session, request_id, chunks, start, RequestParams(start, sampling, output_rows), session.seed
-            )
-
-        with self._channel.lock:
-            return self._send(make, RequestParams(0, sampling, output_rows), block, timeout)
-
-    def _send(
-        self, make: Callable[[], Submission], params: RequestParams, block: bool, timeout: float | None
-    ) -> StepFuture:
-        """Submit what ``make`` makes, once there is room. The caller holds the lock, which waiting gives up: so it is made
-        and checked again after each wait, by what is true then."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if params.sampling is None and params.output_rows is not OutputRows.NONE:
-            self._ensure_arena()
-        while True:
-            submission = make()
-            self._check(submission)
-            lacking = self._channel.lacking(submission)
-            if lacking is None:
-                break
-            if not self._channel.wait_for_room(lacking, block, deadline):
-                raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
-        future = self._channel.submit(submission)
-        end = int(submission.position) + submission.n_tokens
-        submission.session.submitted(future.first_request, submission.position, end)
-        return future
-
-    def _check(self, submission: Submission) -> None:
-        """Refuse what can never run as it stands."""
-        params = submission.params
-        if params.sampling is not None and not isinstance(params.sampling, SamplingParams):
-            raise InvalidRequest(
-                f"sampling is {params.sampling!r}; a SamplingParams, or None for raw logits, is wanted"
-            )
-        session, start = submission.session, submission.position
-        self._check_usable()
-        session.check_open()
-        end = start + submission.n_tokens
-        most = session.model.info.max_session_tokens
-        if not isinstance(start, int | np.integer) or start < 0 or start > session._position:
-            raise InvalidRequest(
-                f"position {start!r} in session {session.session_id}; it goes on at {session._position}, or below to rewind"
-            )
-        if end > most:
-            raise InvalidRequest(
-                f"session {session.session_id} would hold {end} tokens; {session.model.info.model} takes at most {most}"
-            )
-        if start < session._position and not session.supports_rewind:
-            raise Unsupported(
-                f"position {start} rewinds session {session.session_id} from {session._position};"
-                f" model {session.model.info.model!r} cannot rewind"
-            )
-        self._channel.check_fits(submission)
-
-    def _close_session(self, session: Session) -> None:
-        if self._pid != os.getpid():
-            return
-        with self._channel.lock:
-            if session.ended is None:
-                session.ended = closed_error(session.session_id)
-                self._state.sessions.pop(session.session_id, None)
-                if self._channel.dead is None:
-                    try:
-                        self._link.send(frames.CloseSession(session.session_id))
-                    except SchedulerDied:
-                        # The receiver sees the same and settles everything; closing has nothing left to do.
-                        pass
-
-    def _ensure_arena(self) -> None:
-        """Have an arena. The lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
-        state = self._state
-        if self._channel.arena is not None:
-            return
-        if threading.current_thread() is self._receiver:
-            raise Full("a future's callback cannot wait for the logits arena; make the first raw step elsewhere")
-        self._check_usable()
-        if state.arena is None:
-            size = self._arena_size()
-            state.arena = Future()
-            self._link.send(frames.OpenArena(size))
-        answer = state.arena
-        self._channel.lock.release()
-        try:
-            segment = answer.result()
-        finally:
-            self._channel.lock.acquire()
-            if state.arena is answer and answer.done() and answer.exception() is not None:
-                # The next raw step may ask again: there may be room by then.
-                state.arena = None
-        if self._channel.arena is None:
-            self._channel.arena = ClientArena(segment)
-
-    def _arena_size(self) -> int:
-        most = self._channel.max_arena
-        if self._arena_bytes is not None:
-            if not 0 < self._arena_bytes <= most:
-                raise InvalidRequest(f"arena_bytes is {self._arena_bytes}; the daemon allows 1 to {most}")
-            return self._arena_bytes
-        rows = max(
-            ((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._state.models.values()), default=0
-        )
-        return min(most, max(LEAST_ARENA, rows * LOGIT.itemsize))
-
-    def _check_usable(self) -> None:
-        if self._pid != os.getpid():
-            raise UsedAfterFork(
-                f"this client was made in process {self._pid}; make a new Client in this one ({os.getpid()})"
-            )
-        if self._state.closed:
-            raise ClientClosed("the client was closed; make another one")
-        if self._channel.dead is not None:
-            raise type(self._channel.dead)(str(self._channel.dead))
-
-    def _make_session(self, opened: frames.SessionOpened, seed: int) -> Session:
-        return Session(self, opened.session, self._state.models[opened.model], opened.engine, seed)
-
     def _forked(self) -> None:
-        """In a forked child: its copy of the socket would hide this client's end from the daemon."""
-        self._link.abandon()
+        super()._forked()
         error = UsedAfterFork(f"this future belongs to a client of process {self._pid}; make a new Client in this one")
-        for future in self._channel.outstanding_futures():
-            future.fail_in_forked_child(error)
+        for reply in self._channel.outstanding_replies():
+            if isinstance(reply, StepFuture | WaitingStream):
+                reply.fail_in_forked_child(error)
 
 
-def _output_rows(value: object) -> OutputRows:
-    try:
-        return OutputRows(value)  # type: ignore[arg-type]
-    except ValueError:
-        raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _after_fork_in_child() -> None:
-    for client in list(_clients):
-        client._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _shake_hands(link: Link, where: str) -> ClientState:
+    """Receive what the daemon says to a new client."""
+    greeting = Greeting(link)
+    deadline = time.monotonic() + HANDSHAKE_S
+    while (left := deadline - time.monotonic()) > 0:
+        arrived = link.receive(left)
+        if arrived is None:
+            raise SchedulerUnreachable(f"the daemon at {where} closed the connection during the greeting")
+        state = greeting.hear(arrived)
+        if state is not None:
+            return state
+    raise SchedulerUnreachable(f"the daemon at {where} did not greet within {HANDSHAKE_S:g} s")

@@ -1,34 +1,33 @@
-"""The future of one submission."""
+"""What a synchronous caller waits on: the future of one submission, the tokens of one generation."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from typing import TYPE_CHECKING
 
+from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
 from shmsched.steps import Response
 
+if TYPE_CHECKING:
+    from shmsched.client.channel import Channel
 
-class StepFuture(Future[Response]):
+
+class StepFuture(Future[Response], Reply):
     """A ``concurrent.futures.Future`` whose ``cancel`` reaches the scheduler.
 
     A queued step leaves its queue; the answer of one that is running already is dropped. Later outstanding steps of the
     session are cancelled with it, and the session goes on from where the cancelled submission started.
     """
 
-    def __init__(self, withdraw: Callable[[StepFuture], bool]) -> None:
+    def __init__(self, withdraw: Callable[[Reply], bool]) -> None:
         super().__init__()
         self._withdraw = withdraw
         # Its canceller and the receiver may both come to cancel it; Future takes a second time for a fault.
         self._settling = threading.Lock()
         self._cancelling = False
-        self.first_request = self.last_request = 0
-        """The numbers of its first and last chunk on the wire."""
-        self.start = 0
-        """The position of its first token."""
-        self.withdrawn = False
-        """Its cancelling is under way: an answer that still comes does not count. Guarded by the client's lock."""
 
     def cancel(self) -> bool:
         """True if the future is cancelled now, or was before; False if it had its answer already."""
@@ -62,4 +61,45 @@ class StepFuture(Future[Response]):
     def fail_in_forked_child(self, error: ShmschedError) -> None:
         """The lock may have been held by a thread that the child does not have: it gets a new one first."""
         self._condition = threading.Condition()
+        self.settle_failed(error)
+
+
+class WaitingStream(TokenStream):
+    """A token stream whose consumer is a thread that waits."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._came = threading.Condition()
+
+    def cancel(self) -> None:
+        """Want no more of it. The session goes on behind the last token that was taken, which is not fed. Idempotent."""
+        if not self.ended and self._channel.withdraw(self):
+            self.settle_cancelled()
+
+    def halt(self) -> None:
+        """Have the step that is queued or runs be the last: for engines that cannot rewind. Its token still comes."""
+        self._channel.halt(self)
+
+    def wake(self) -> None:
+        with self._came:
+            self._came.notify_all()
+
+    def next(self, timeout: float | None = None) -> SampledToken:
+        """The next token, waiting for it. Raises as ``take``, and TimeoutError."""
+        with self._came:
+            while True:
+                token = self.take()
+                if token is not None:
+                    return token
+                if not self._came.wait(timeout):
+                    raise TimeoutError(f"no token came within {timeout:g} s")
+
+    def wait_until_ended(self, timeout: float | None = None) -> bool:
+        """Wait until nothing more will come. False if that took longer than ``timeout`` seconds."""
+        with self._came:
+            return self._came.wait_for(lambda: self.ended, timeout)
+
+    def fail_in_forked_child(self, error: ShmschedError) -> None:
+        self._came = threading.Condition()
         self.settle_failed(error)

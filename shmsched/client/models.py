@@ -32,6 +32,7 @@ class Model:
     engines: int
     """How many engines serve it now."""
     supports_rewind: bool
+    supports_fork: bool = False
 
     @property
     def name(self) -> str:
@@ -79,7 +80,7 @@ class Model:
             tokenizer=message.tokenizer or None,
             stop_tokens=message.stop_tokens,
         )
-        return cls(info, message.engines, bool(message.supports_rewind))
+        return cls(info, message.engines, bool(message.supports_rewind), bool(message.supports_fork))
 
 
 @cache

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any
 
-from shmsched.client.models import Model
-from shmsched.client.session import Session
-from shmsched.client.state import ClientState
-from shmsched.errors import ClientClosed, ProtocolError, SchedulerDied, SchedulerStopped, ShmschedError, error_of
-from shmsched.memory.segment import Segment
-from shmsched.wire import frames
+from shmsched.client.state import ClientState, MakeSession
+from shmsched.errors import ClientClosed, ShmschedError
 from shmsched.wire.link import Link
-
-MakeSession = Callable[[frames.SessionOpened, int], Session]
 
 
 class Receiver(threading.Thread):
@@ -34,66 +26,14 @@ class Receiver(threading.Thread):
 
     def _receive(self) -> ShmschedError:
         """Handle frames until there are no more. Returns why."""
-        pid = self._state.daemon_pid
         try:
             while (arrived := self._link.receive()) is not None:
                 for message in arrived:
-                    self._handle(message)
+                    self._state.handle(message, self._make_session)
         except ShmschedError as e:
             return e
         except BaseException as e:
             # A callback may have raised SystemExit, or the fault is ours; nobody may wait for this thread from now on.
             traceback.print_exc()
             return ClientClosed(f"the client's receiver was ended by {type(e).__name__}: {e}")
-        if self._state.stopping:
-            return SchedulerStopped(f"the scheduler (pid {pid}) has stopped")
-        return SchedulerDied(f"the scheduler (pid {pid}) ended without a word; make a new client")
-
-    def _handle(self, message: Any) -> None:
-        state = self._state
-        match message:
-            case frames.Completions():
-                state.channel.completions(message)
-            case frames.Failed():
-                state.channel.failed(message)
-            case frames.Returned():
-                state.channel.returned(message)
-            case frames.SessionOpened():
-                self._session_opened(message)
-            case frames.SessionRefused(session, code, text):
-                with state.channel.lock:
-                    asked = state.opening.pop(session, None)
-                if asked is not None:
-                    asked.answer.set_exception(error_of(code, text))
-            case frames.SessionEnded(session, code, text):
-                with state.channel.lock:
-                    lost = state.sessions.pop(session, None)
-                    if lost is not None:
-                        lost.ended = error_of(code, text)
-            case frames.Model():
-                others = {name: model for name, model in state.models.items() if name != message.model}
-                state.models = {**others, message.model: Model.of(message)} if message.engines else others
-            case frames.Arena(size):
-                segment = Segment(self._link.descriptor(), size)
-                segment.close_descriptor()
-                if state.arena is not None:
-                    state.arena.set_result(segment)
-            case frames.ArenaRefused(code, text):
-                if state.arena is not None:
-                    state.arena.set_exception(error_of(code, text))
-            case frames.Stopping():
-                state.stopping = True
-            case frames.Refused(code, text):
-                raise error_of(code, text)
-            case _:
-                raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
-
-    def _session_opened(self, message: frames.SessionOpened) -> None:
-        with self._state.channel.lock:
-            asked = self._state.opening.pop(message.session, None)
-            if asked is None:
-                # Its opener gave up waiting, and its CloseSession is on the way.
-                return
-            session = self._make_session(message, asked.seed)
-            self._state.sessions[message.session] = session
-        asked.answer.set_result(session)
+        return self._state.end_of_stream()

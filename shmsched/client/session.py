@@ -1,12 +1,13 @@
-"""A session as its client holds it."""
+"""A session as a synchronous client holds it."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from shmsched.client.futures import StepFuture
-from shmsched.errors import SessionClosed, ShmschedError
+from shmsched.client.core import BLOCK_TIMEOUT_S
+from shmsched.client.futures import StepFuture, WaitingStream
+from shmsched.client.session_core import SessionCore
 from shmsched.steps import GREEDY, OutputRows, SamplingParams, Tokens
 
 if TYPE_CHECKING:
@@ -14,38 +15,17 @@ if TYPE_CHECKING:
     from shmsched.client.models import Model
 
 
-class Session:
+class Session(SessionCore):
     """One sequence's state in one engine. Made by ``Client.open_session``; use it in a ``with`` block or ``close()`` it.
 
     It may be used from any thread. ``position`` is where the next submission starts.
     """
 
-    def __init__(self, client: Client, session_id: int, model: Model, engine: int, seed: int) -> None:
-        self.session_id = session_id
-        """The client's number for it: what a ``Request`` names."""
-        self.model = model
-        self.engine = engine
-        """The daemon's number for the engine that holds it."""
-        self.seed = seed
-        """What sampling uses where ``SamplingParams.seed`` is None."""
-        self.ended: ShmschedError | None = None
+    def __init__(
+        self, client: Client, session_id: int, model: Model, engine: int, seed: int, options: bytes = b""
+    ) -> None:
+        super().__init__(session_id, model, engine, seed, options)
         self._client = client
-        self._position = 0
-        self._rewinds: list[tuple[int, int]] = []
-        self._fell_back = False
-
-    @property
-    def position(self) -> int:
-        """How many tokens the session will hold once everything outstanding has run."""
-        return self._position
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.info.vocab_size
-
-    @property
-    def supports_rewind(self) -> bool:
-        return self.model.supports_rewind
 
     def submit(
         self,
@@ -54,8 +34,9 @@ class Session:
         position: int | None = None,
         sampling: SamplingParams | None = GREEDY,
         output_rows: OutputRows = OutputRows.LAST,
+        deadline: float | None = None,
         block: bool = True,
-        block_timeout: float | None = None,
+        block_timeout: float | None = BLOCK_TIMEOUT_S,
     ) -> StepFuture:
         """Append ``tokens`` to the session; the future resolves to the :class:`Response` of the last of them.
 
@@ -64,15 +45,51 @@ class Session:
         position: where they start, if not at ``self.position``; below it, the session is rewound first.
         sampling: None for the raw distribution, ``response.logits``.
         output_rows: ALL must fit one chunk.
-        block, block_timeout: whether and for how many seconds to wait for room.
+        deadline: a time of ``time.monotonic()``. What was not handed to an engine by then fails with DeadlineExceeded.
+        block, block_timeout: whether and for how many seconds (None: without end) to wait for room.
 
         Raises InvalidRequest, Unsupported, Full, SessionClosed, SessionLost, SchedulerDied: nothing was submitted then.
         """
-        return self._client._submit(self, tokens, position, sampling, output_rows, block, block_timeout)
+        return self._client._submit(self, tokens, position, sampling, output_rows, deadline, block, block_timeout)
+
+    def stream(
+        self,
+        tokens: Tokens,
+        *,
+        further: int,
+        stop_tokens: tuple[int, ...] = (),
+        sampling: SamplingParams = GREEDY,
+        deadline: float | None = None,
+        block: bool = True,
+        block_timeout: float | None = BLOCK_TIMEOUT_S,
+    ) -> WaitingStream:
+        """Append ``tokens``, then let the scheduler go on by itself: it feeds each token that is sampled, up to ``further`` of
+        them, until one of ``stop_tokens`` (at most 16) is sampled. So the stream gives up to ``further + 1`` tokens, of which
+        the last is not fed. What ``generate`` is built on. Raises as ``submit``.
+        """
+        return self._client._stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
+
+    def fork(
+        self, upto: int | None = None, *, seed: int | None = None, block: bool = True, timeout: float | None = None
+    ) -> Session:
+        """Another session that begins with this one's first ``upto`` tokens (None: all), and goes its own way from there.
+
+        It waits until they have run. The engine copies them if it can; else they are prefilled again from ``history``, in
+        whatever engine of the model has room. seed: of the new session's sampling; None draws one. block, timeout: as for
+        ``Client.open_session``. Raises what that raises, and what the prefill does.
+        """
+        return self._client._fork(self, upto, seed, block, timeout)
 
     def close(self) -> None:
         """End the session. What is outstanding fails with SessionClosed. Idempotent."""
         self._client._close_session(self)
+
+    def reopen(self, timeout: float | None = None) -> None:
+        """After SessionLost: stand for a new, empty session of the same model, options and seed, on a living engine.
+
+        Raises what ``Client.open_session`` raises.
+        """
+        self._client._reopen(self, timeout)
 
     def __enter__(self) -> Session:
         return self
@@ -81,41 +98,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        state = "closed" if self.ended else f"position {self._position}"
-        return f"<Session {self.session_id} of {self.model.info.model!r}, {state}>"
-
-    # --- what the client's channel tells it, under the client's lock ----------------------------------------------------
-
-    def check_open(self) -> None:
-        if self.ended is not None:
-            raise type(self.ended)(str(self.ended))
-
-    def submitted(self, request: int, start: int, end: int) -> None:
-        """``request`` is the first number of a submission of positions ``start`` to ``end``."""
-        if start < self._position or self._fell_back:
-            self.rewound(request, start)
-            self._fell_back = False
-        self._position = end
-
-    def rewound(self, request: int, position: int) -> None:
-        """From number ``request`` on, the session goes on at ``position``."""
-        self._rewinds = [(r, p) for r, p in self._rewinds if p < position][-63:]
-        self._rewinds.append((request, position))
-        self._position = min(self._position, position)
-
-    def earliest_from(self, request: int, position: int) -> int:
-        """The least of ``position`` and of where the submissions after ``request`` rewound to."""
-        return min([position, *(p for r, p in self._rewinds if r > request)])
-
-    def step_failed(self, request: int, position: int) -> None:
-        """The step did not happen: the session stands where it started, unless it was rewound to there or below since."""
-        if position < self._position and not any(r > request and p <= position for r, p in self._rewinds):
-            self._position = position
-            # What is submitted next knows of this failure, as if it rewound; what was submitted before does not.
-            self._fell_back = True
-
-
-def closed_error(session_id: int) -> SessionClosed:
-    return SessionClosed(f"session {session_id} is closed; open another one")

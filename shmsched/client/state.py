@@ -1,48 +1,118 @@
-"""What a client knows of its daemon: shared by the threads that ask and the one that receives."""
+"""What a client knows of its daemon, and how the daemon's frames change it."""
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from concurrent.futures import InvalidStateError
+from typing import Any, NamedTuple, Protocol
 
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
-from shmsched.errors import ProtocolError, SchedulerUnreachable, ShmschedError, error_of
+from shmsched.client.session_core import SessionCore
+from shmsched.errors import ProtocolError, SchedulerDied, SchedulerStopped, ShmschedError, error_of
 from shmsched.memory.layouts import ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
-if TYPE_CHECKING:
-    from shmsched.client.session import Session
-
 HANDSHAKE_S = 10.0
+
+
+class Answer(Protocol):
+    """A future of either kind: ``concurrent.futures`` or ``asyncio``."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, exception: BaseException, /) -> None: ...
 
 
 class Opening(NamedTuple):
     """A session that was asked for."""
 
-    answer: Future[Session]
+    answer: Answer
     seed: int
+    options: bytes
+
+
+MakeSession = Callable[[frames.SessionOpened, Opening], SessionCore]
 
 
 class ClientState:
     """Models, sessions and questions under way. Guarded by the channel's lock, but for the models, which are replaced whole."""
 
-    def __init__(self, channel: Channel, models: dict[str, Model], daemon_pid: int) -> None:
+    def __init__(self, link: Link, channel: Channel, models: dict[str, Model], daemon_pid: int) -> None:
         self.channel = channel
         self.models = models
         self.daemon_pid = daemon_pid
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, SessionCore] = {}
         self.opening: dict[int, Opening] = {}
-        self.arena: Future[Segment] | None = None
+        self.arena: Answer | None = None
         """The answer to the question for an arena, once asked."""
         self.stopping = False
         self.closed = False
+        self._link = link
+
+    # --- frames ---------------------------------------------------------------------------------------------------------
+
+    def handle(self, message: Any, make_session: MakeSession) -> None:
+        """One frame from the daemon. Raises what it says where it lets the client go, or ProtocolError."""
+        match message:
+            case frames.Completions():
+                self.channel.completions(message)
+            case frames.Failed():
+                self.channel.failed(message)
+            case frames.Returned():
+                self.channel.returned(message)
+            case frames.SessionOpened():
+                self._session_opened(message, make_session)
+            case frames.SessionRefused(session, code, text):
+                with self.channel.lock:
+                    asked = self.opening.pop(session, None)
+                if asked is not None:
+                    _fail(asked.answer, error_of(code, text))
+            case frames.SessionEnded(session, code, text):
+                with self.channel.lock:
+                    lost = self.sessions.pop(session, None)
+                    if lost is not None:
+                        lost.ended = error_of(code, text)
+            case frames.Model():
+                self.models = with_model(self.models, message)
+            case frames.Arena(size):
+                segment = Segment(self._link.descriptor(), size)
+                segment.close_descriptor()
+                if self.arena is not None and not self.arena.done():
+                    self.arena.set_result(segment)
+            case frames.ArenaRefused(code, text):
+                if self.arena is not None:
+                    _fail(self.arena, error_of(code, text))
+            case frames.Stopping():
+                self.stopping = True
+            case frames.Refused(code, text):
+                raise error_of(code, text)
+            case _:
+                raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
+
+    def _session_opened(self, message: frames.SessionOpened, make_session: MakeSession) -> None:
+        with self.channel.lock:
+            asked = self.opening.pop(message.session, None)
+            if asked is None:
+                # Its opener gave up waiting, and its CloseSession is on the way.
+                return
+            session = make_session(message, asked)
+            self.sessions[message.session] = session
+        if not asked.answer.done():
+            asked.answer.set_result(session)
+
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    def end_of_stream(self) -> ShmschedError:
+        """What it means that the daemon says nothing any more."""
+        if self.stopping:
+            return SchedulerStopped(f"the scheduler (pid {self.daemon_pid}) has stopped")
+        return SchedulerDied(f"the scheduler (pid {self.daemon_pid}) ended without a word; make a new client")
 
     def end(self, error: ShmschedError) -> None:
-        """The connection is over: every future and every question fails with ``error``, every session has ended."""
+        """The connection is over: everything outstanding and every question fails with ``error``, every session has ended."""
         self.channel.end(error)
         with self.channel.lock:
             opening = list(self.opening.values())
@@ -52,35 +122,49 @@ class ClientState:
             self.sessions.clear()
             arena = self.arena
         for asked in opening:
-            asked.answer.set_exception(error)
-        if arena is not None and not arena.done():
-            try:
-                arena.set_exception(error)
-            except InvalidStateError:
-                pass
+            _fail(asked.answer, error)
+        if arena is not None:
+            _fail(arena, error)
 
 
-def shake_hands(link: Link, where: str) -> ClientState:
-    """Receive what the daemon says to a new client: its models, then its welcome."""
-    models: dict[str, Model] = {}
-    deadline = time.monotonic() + HANDSHAKE_S
-    while (left := deadline - time.monotonic()) > 0:
-        arrived = link.receive(left)
-        if arrived is None:
-            raise SchedulerUnreachable(f"the daemon at {where} closed the connection during the greeting")
-        state = None
+def _fail(answer: Answer, error: ShmschedError) -> None:
+    try:
+        if not answer.done():
+            answer.set_exception(error)
+    except InvalidStateError:
+        pass
+
+
+def with_model(models: dict[str, Model], message: frames.Model) -> dict[str, Model]:
+    """The models after the daemon has said this of one of them."""
+    others = {name: model for name, model in models.items() if name != message.model}
+    return {**others, message.model: Model.of(message)} if message.engines else others
+
+
+class Greeting:
+    """What the daemon says to a new client: its models, then its welcome."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._models: dict[str, Model] = {}
+
+    def hear(self, arrived: list[Any]) -> ClientState | None:
+        """The client's state once the welcome is here. Raises what the daemon says where it refuses the client."""
+        state: ClientState | None = None
         for message in arrived:
             if isinstance(message, frames.Welcome):
-                layout = ClientLayout(message.ring_tokens, message.records, message.results)
-                segment = Segment(link.descriptor(), layout.size)
+                layout = ClientLayout(message.ring_tokens, message.records, message.results, message.stream)
+                segment = Segment(self._link.descriptor(), layout.size)
                 segment.close_descriptor()
-                state = ClientState(Channel(link, message, segment), models, message.daemon_pid)
+                state = ClientState(self._link, Channel(self._link, message, segment), self._models, message.daemon_pid)
             elif isinstance(message, frames.Model):
-                models[message.model] = Model.of(message)
+                self._models = with_model(self._models, message)
+                if state is not None:
+                    state.models = self._models
             elif isinstance(message, frames.Refused):
                 raise error_of(message.code, message.message)
             elif state is None or not isinstance(message, frames.Stopping):
                 raise ProtocolError(f"the daemon began with a {type(message).__name__} frame")
-        if state is not None:
-            return state
-    raise SchedulerUnreachable(f"the daemon at {where} did not greet within {HANDSHAKE_S:g} s")
+            else:
+                state.stopping = True
+        return state

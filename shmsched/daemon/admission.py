@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmsched.daemon.state import Session, SessionState, Step
+from shmsched.daemon.state import Generation, Session, SessionState, Step
 from shmsched.errors import ErrorCode, InvalidRequest
 from shmsched.memory.layouts import LOGIT
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
-from shmsched.wire.frames import StepDescriptor, StepFlags
+from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
 
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
@@ -26,8 +27,15 @@ class Rejected(Exception):
         self.message = message
 
 
-def admit(d: StepDescriptor, tokens: bytes, session: Session | None, arena: Segment | None, daemon: Daemon) -> Step:
-    """The step that the descriptor and its copied tokens make. Raises Rejected."""
+def admit(
+    d: StepDescriptor,
+    tokens: bytes,
+    stop_tokens: tuple[int, ...],
+    session: Session | None,
+    arena: Segment | None,
+    daemon: Daemon,
+) -> Step:
+    """The step that the descriptor, its copied tokens and its stop tokens make. Raises Rejected."""
     if session is None or session.state is not SessionState.OPEN or session.engine is None:
         raise Rejected(ErrorCode.SESSION_CLOSED, f"session {d.session} is not open")
     engine = session.engine
@@ -37,9 +45,9 @@ def admit(d: StepDescriptor, tokens: bytes, session: Session | None, arena: Segm
             f"a step of {d.n_tokens} tokens; at least 1 and at most {engine.limits.max_prefill_chunk_size} are allowed"
         )
     end = d.position + d.n_tokens
-    if end > offer.max_session_tokens:
+    if end + d.further > offer.max_session_tokens:
         raise _invalid(
-            f"positions up to {end} in session {d.session}; {offer.model} holds at most {offer.max_session_tokens} tokens"
+            f"positions up to {end + d.further} in session {d.session}; {offer.model} holds at most {offer.max_session_tokens} tokens"
         )
     if d.position > session.next_position:
         raise _invalid(
@@ -63,6 +71,11 @@ def admit(d: StepDescriptor, tokens: bytes, session: Session | None, arena: Segm
         size = 0 if arena is None else arena.size
         if d.rows_offset % LOGIT.itemsize or d.rows_offset + n_rows * offer.vocab_size * LOGIT.itemsize > size:
             raise _invalid(f"{n_rows} rows of logits at offset {d.rows_offset} do not lie in the arena of {size} bytes")
+    generation = _generation(d, stop_tokens) if d.further else None
+    if session.outstanding and session.generating is not None:
+        raise _invalid(f"session {d.session} is generating; it can be halted or cancelled, and nothing can follow it")
+    if d.deadline and not math.isfinite(d.deadline):
+        raise _invalid(f"a deadline of {d.deadline}")
     session.next_position = end
     return Step(
         daemon.next_number(),
@@ -76,7 +89,17 @@ def admit(d: StepDescriptor, tokens: bytes, session: Session | None, arena: Segm
         sampled,
         (d.top_k, d.temperature, d.top_p, d.seed),
         d.rows_offset,
+        d.deadline,
+        generation,
     )
+
+
+def _generation(d: StepDescriptor, stop_tokens: tuple[int, ...]) -> Generation:
+    if not d.flags & StepFlags.SAMPLED or d.flags & StepFlags.MORE or d.output_rows != OutputRows.LAST:
+        raise _invalid("only the last chunk of a submission, sampled and with its last row, can be followed by decodes")
+    if len(stop_tokens) > MAX_STOP_TOKENS:
+        raise _invalid(f"{len(stop_tokens)} stop tokens; at most {MAX_STOP_TOKENS} are allowed")
+    return Generation(d.further, frozenset(stop_tokens))
 
 
 def _invalid(message: str) -> Rejected:

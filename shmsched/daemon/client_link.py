@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from shmsched.daemon.admission import Rejected, admit
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step
 from shmsched.errors import ErrorCode, ProtocolError
-from shmsched.memory.layouts import RECORD, RESULT_DTYPE, ClientLayout, RecordKind
+from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import StepState
@@ -58,25 +59,46 @@ class ClientLink:
         self._records = RecordRing(view[layout.records_offset :][: RECORD.size * layout.records], RECORD)
         self._results = RecordRing(view[layout.results_offset :][: RESULT.size * layout.results], RESULT)
         self._last_request = 0
-        self._told = (0, 0, 0)
+        self._stream = RecordRing(view[layout.stream_offset :][: STREAMED.size * layout.stream], STREAMED)
+        self._stream_read = 0
+        self._unstreamed: deque[tuple[Step, int, float]] = deque()
+        """What found no room in the stream: the token, and the step that is queued once it has been written."""
+        self._told = (0, 0, 0, 0)
 
     # --- what it asks ---------------------------------------------------------------------------------------------------
 
     def submit(self, message: frames.Submit, daemon: Daemon) -> None:
         """Admit the steps of a frame. Raises ProtocolError where the frame contradicts what the client was told."""
         self._check_room(message)
+        stops = 0
         for descriptor in message.steps:
             tokens = self._ring.take(descriptor.n_tokens)
+            stop_tokens = message.stop_tokens[stops : stops + descriptor.n_stop_tokens]
+            stops += descriptor.n_stop_tokens
             session = self.sessions.get(descriptor.session)
             try:
-                step = admit(descriptor, tokens, session, self.arena, daemon)
+                step = admit(descriptor, tokens, stop_tokens, session, self.arena, daemon)
             except Rejected as rejection:
                 self.tell_failed(rejection.code, rejection.message, [descriptor.request], rows_held=False)
                 continue
             self.outstanding += 1
             self.outstanding_results += step.n_rows if step.sampled else 0
-            daemon.enqueue(step)
+            daemon.enter(step)
+            daemon.queue(step)
         self._has_news(self)
+        self._consumed_stream(message.stream_read, daemon)
+
+    def consumed(self, message: frames.Consumed, daemon: Daemon) -> None:
+        """The client has read: generations that waited for room go on."""
+        self._unread(message.records_read, message.results_read)
+        self._consumed_stream(message.stream_read, daemon)
+
+    def halt(self, session_id: int, request: int) -> None:
+        """The outstanding step of the generation is its last."""
+        session = self.sessions.get(session_id)
+        step = session.generating if session is not None else None
+        if step is not None and step.generation is not None and step.request == request:
+            step.generation.further = 0
 
     def _check_room(self, message: frames.Submit) -> None:
         n_tokens = sum([d.n_tokens for d in message.steps])
@@ -84,12 +106,9 @@ class ClientLink:
             raise ProtocolError(
                 f"the token ring is written up to {message.tokens_written}, but {n_tokens} tokens are announced from {self._ring.read}"
             )
-        unread_records = self._records.written - message.records_read
-        unread_results = self._results.written - message.results_read
-        if not (0 <= unread_records <= self._records.capacity and 0 <= unread_results <= self._results.capacity):
-            raise ProtocolError(
-                f"completions read up to {message.records_read}/{message.results_read} were never written"
-            )
+        unread_records, unread_results = self._unread(message.records_read, message.results_read)
+        if sum([d.n_stop_tokens for d in message.steps]) != len(message.stop_tokens):
+            raise ProtocolError(f"{len(message.stop_tokens)} stop tokens came, which is not what the steps announce")
         if self.outstanding + unread_records + len(message.steps) > self._records.capacity:
             raise ProtocolError(f"more than {self._records.capacity} steps are outstanding")
         results = sum([(0, 1, d.n_tokens)[min(d.output_rows, 2)] for d in message.steps if d.flags & StepFlags.SAMPLED])
@@ -102,6 +121,31 @@ class ClientLink:
                     f"step {descriptor.request} comes after step {self._last_request}; numbers only grow"
                 )
             self._last_request = descriptor.request
+
+    def _unread(self, records_read: int, results_read: int) -> tuple[int, int]:
+        unread_records = self._records.written - records_read
+        unread_results = self._results.written - results_read
+        if not (0 <= unread_records <= self._records.capacity and 0 <= unread_results <= self._results.capacity):
+            raise ProtocolError(f"completions read up to {records_read}/{results_read} were never written")
+        return unread_records, unread_results
+
+    def _consumed_stream(self, read: int, daemon: Daemon) -> None:
+        if not self._stream_read <= read <= self._stream.written:
+            raise ProtocolError(
+                f"streamed tokens read up to {read}; they are written from {self._stream_read} to {self._stream.written}"
+            )
+        self._stream_read = read
+        while self._unstreamed and self._stream_room:
+            step, token, logprob = self._unstreamed.popleft()
+            # One that was cancelled or failed meanwhile needs no token any more.
+            if step.state is StepState.QUEUED:
+                self._stream.append(step.request, token, logprob)
+                self._has_news(self)
+                daemon.queue(step)
+
+    @property
+    def _stream_room(self) -> int:
+        return self._stream.capacity - (self._stream.written - self._stream_read)
 
     def cancel(self, message: frames.Cancel, daemon: Daemon) -> None:
         """Cancel what is outstanding of a session from one of the client's step numbers on."""
@@ -151,6 +195,19 @@ class ClientLink:
         else:
             self._records.append(step.request, step.n_rows, RecordKind.LOGITS)
 
+    def stream(self, follower: Step, token: int, logprob: float) -> bool:
+        """Write a token of a generation that goes on with ``follower``, which has taken over the room for its last answer.
+
+        False if there is no room: ``follower`` is queued once the client has read. So a client that does not read slows its
+        own generations, and what waits here is one token for each.
+        """
+        if not self._stream_room:
+            self._unstreamed.append((follower, token, logprob))
+            return False
+        self._stream.append(follower.request, token, logprob)
+        self._has_news(self)
+        return True
+
     def settled_without_answer(self, step: Step) -> None:
         """The room that was reserved for its answer is free again."""
         self.outstanding -= 1
@@ -160,19 +217,22 @@ class ClientLink:
     def drop_memory(self) -> None:
         """The client is gone. Whatever still refers to this link must not keep the client's memory mapped."""
         self.arena = None
-        del self._ring, self._records, self._results
+        self._unstreamed.clear()
+        del self._ring, self._records, self._results, self._stream
 
     def tell_completions(self) -> None:
         """Announce what was written since the last time, if anything, or that much of the token ring is free."""
         if self.closed:
             return
-        cursors = (self._records.written, self._results.written, self._ring.read)
-        records, _, tokens = self._told
-        if cursors[0] != records or cursors[2] - tokens >= self._ring.capacity // 4:
+        cursors = (self._records.written, self._results.written, self._stream.written, self._ring.read)
+        records, _, stream, tokens = self._told
+        if cursors[0] != records or cursors[2] != stream or cursors[3] - tokens >= self._ring.capacity // 4:
             self._told = cursors
             self.tell(frames.Completions(*cursors))
 
     def tell_failed(self, code: ErrorCode, message: str, requests: list[int], rows_held: bool) -> None:
+        # A generation's tokens come before the word that it failed, or nobody would know what they are.
+        self.tell_completions()
         self.tell(frames.Failed(code, rows_held, message[:LONGEST_MESSAGE], tuple(requests)))
 
     def tell(self, message: Any, fd: int = -1) -> None:

@@ -45,13 +45,17 @@ class Clients:
     def welcome(self, peer: Peer, number: int) -> ClientLink:
         """Give a new client its segment, and tell it of the models. Raises SharedMemoryError with the sizes."""
         limits = self._config.client
-        layout = ClientLayout(limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results)
+        layout = ClientLayout(
+            limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results, limits.streamed_tokens
+        )
         segment = self._make_segment(layout.size, f"client pid {peer.pid}")
         link = ClientLink(number, peer, segment, layout, limits, self._has_news)
         self.links[number] = link
         tell_models(self._engines(), [link])
         arena = min(limits.arena_bytes, self._config.max_shared_memory)
-        welcome = frames.Welcome(number, os.getpid(), layout.ring_tokens, layout.records, layout.results, arena)
+        welcome = frames.Welcome(
+            number, os.getpid(), layout.ring_tokens, layout.records, layout.results, layout.stream, arena
+        )
         link.tell(welcome, segment.fd)
         segment.close_descriptor()
         return link

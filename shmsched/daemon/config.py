@@ -49,6 +49,8 @@ class ClientLimits:
     """Steps submitted and not yet answered."""
     outstanding_results: int = 1 << 16
     """Sampled tokens asked for and not yet read."""
+    streamed_tokens: int = 1 << 15
+    """Tokens of generations that go on, not yet read. A generation that finds no room waits until its client has read."""
     arena_bytes: int = 1 << 30
     """Raw logits, asked for or held."""
     sessions: int = 16384
@@ -71,6 +73,9 @@ class DaemonConfig:
     """The most that waiting for expected sessions may take of an engine's mean step time. It is rarely taken: the wait ends
     with the last of them, and slower ones are not expected. Below the turnaround of a busy machine, though, sessions once
     split over two batches never merge again: with 24 ms steps and 8 sessions, 0.05 gave 4.4 steps a batch and 0.2 gave 7.7."""
+    max_queued_steps: int = 1 << 18
+    """Of all clients together. Beyond it no client's submissions are read until a quarter of them has gone: what is submitted
+    meanwhile waits in the clients, each within its own limits."""
     max_clients: int = 1024
     max_shared_memory: int = 16 << 30
     client: ClientLimits = ClientLimits()

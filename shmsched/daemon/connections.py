@@ -39,6 +39,8 @@ class Connection:
         self.handler: Handler | None = None
         self.open = True
         self.writing = False
+        self.paused = False
+        """Nothing is read from it for now."""
         self.hello_timer: Timer | None = None
         self.stall_timer: Timer | None = None
 
@@ -88,6 +90,16 @@ class Connections:
         connection.peer.on_pending = lambda: None
         if handler is not None:
             handler.lost(why)
+
+    def pause(self, connection: Connection) -> None:
+        """Read nothing more from this peer until ``resume``. Its end is still seen."""
+        connection.paused = True
+        self._set_events(connection)
+
+    def resume(self, connection: Connection) -> None:
+        connection.paused = False
+        if connection.open:
+            self._set_events(connection)
 
     def read_all(self, connection: Connection) -> None:
         """Handle what has arrived by now."""
@@ -205,7 +217,11 @@ class Connections:
         if written == connection.writing:
             connection.writing = not written
             connection.peer.behind_since = 0.0 if written else time.monotonic()
-            self._loop.change(connection.peer.sock.fileno(), READ if written else READ | WRITE)
+            self._set_events(connection)
+
+    def _set_events(self, connection: Connection) -> None:
+        events = (0 if connection.paused else READ) | (WRITE if connection.writing else 0)
+        self._loop.change(connection.peer.sock.fileno(), events)
 
 
 def _checked(message: Any) -> frames.Hello:

@@ -110,6 +110,14 @@ class EngineLink:
 
     def open(self, session: Session) -> None:
         """Give the session a slot and have the engine open it."""
+        self.peer.send(frames.OpenSlot(self._take_slot(session), session.number, session.options))
+
+    def fork(self, session: Session, parent: Session) -> None:
+        """Give the session a slot and have the engine open it with what ``parent`` holds."""
+        frame = frames.ForkSlot(self._take_slot(session), session.number, parent.slot, session.next_position)
+        self.peer.send(frame)
+
+    def _take_slot(self, session: Session) -> int:
         session.engine = self
         if self._freed_slots:
             session.slot = heappop(self._freed_slots)
@@ -118,7 +126,7 @@ class EngineLink:
         session.state = SessionState.OPENING
         self.sessions[session.slot] = session
         self._openings[session.slot] = time.monotonic()
-        self.peer.send(frames.OpenSlot(session.slot, session.number, session.options))
+        return session.slot
 
     def close(self, session: Session, *, refused: bool = False) -> None:
         """The session is over. Its slot is free at once: what the engine gets for it next comes after this frame.
@@ -231,7 +239,11 @@ class EngineLink:
         for step, status in zip(batch.steps, results.statuses, strict=True):
             n = step.n_rows if step.sampled else 0
             if status == StepStatus.DONE:
-                if daemon.settling.complete(step, results.ids[at : at + n], results.logprobs[at : at + n]):
+                if step.generation is not None:
+                    settled = daemon.settling.complete_and_follow(step, results.ids[at], results.logprobs[at], daemon)
+                else:
+                    settled = daemon.settling.complete(step, results.ids[at : at + n], results.logprobs[at : at + n])
+                if settled:
                     # One with more steps queued is back already.
                     if step.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
@@ -285,6 +297,8 @@ class EngineLink:
         for step in reversed(deferred):
             if daemon.settling.ledger.requeue(step):
                 self.queues.push_front(step)
+                if step.deadline:
+                    daemon.deadlines.add(step)
                 requeued += 1
             else:
                 step.session.client.return_rows(step)

@@ -23,6 +23,7 @@ class ClientHandler:
 
     def __init__(self, daemon: Daemon, connection: Connection) -> None:
         self._daemon = daemon
+        self._connection = connection
         # A child that inherited the socket by fork keeps it open, and would hide the end of file of a client that died.
         try:
             self._pidfd = os.pidfd_open(connection.peer.pid)
@@ -42,6 +43,13 @@ class ClientHandler:
         match message:
             case frames.Submit():
                 link.submit(message, daemon)
+                daemon.overload.submitted(self._connection, daemon.settling.ledger.queued)
+            case frames.Consumed():
+                link.consumed(message, daemon)
+            case frames.Halt(session, request):
+                link.halt(session, request)
+            case frames.ForkSession():
+                daemon.sessions.fork_for(link, message)
             case frames.Cancel():
                 link.cancel(message, daemon)
             case frames.OpenSession():

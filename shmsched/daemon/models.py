@@ -19,7 +19,7 @@ def tell_models(engines: Iterable[EngineLink], clients: Iterable[ClientLink]) ->
     models = [_model(name, ready) for name, ready in by_model.items()]
     for client in clients:
         gone = client.models_told - by_model.keys()
-        for message in [*models, *(frames.Model(0, 0, 0, 0, 0, 0, 0, name, "", ()) for name in gone)]:
+        for message in [*models, *(frames.Model(0, 0, 0, 0, 0, 0, 0, 0, name, "", ()) for name in gone)]:
             client.tell(message)
         client.models_told = set(by_model)
 
@@ -34,6 +34,7 @@ def _model(name: str, engines: list[EngineLink]) -> frames.Model:
         max_prefill_chunk_size=min(e.limits.max_prefill_chunk_size for e in engines),
         engines=len(engines),
         supports_rewind=all(e.offer.supports_rewind for e in engines),
+        supports_fork=all(e.offer.supports_fork for e in engines),
         model=name,
         tokenizer=offer.tokenizer,
         stop_tokens=offer.stop_tokens,

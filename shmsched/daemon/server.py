@@ -13,10 +13,12 @@ from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.clients import Clients
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Connections, Handler
+from shmsched.daemon.deadlines import Deadlines
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.engines import Engines
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
 from shmsched.daemon.loop import EventLoop
+from shmsched.daemon.overload import Overload
 from shmsched.daemon.placement import Placement
 from shmsched.daemon.sessions import Sessions
 from shmsched.daemon.settling import Settling
@@ -55,6 +57,7 @@ class Daemon:
         self._listener = Listener(config.socket)
         sweep()
         self.settling = Settling()
+        self.deadlines = Deadlines(self.loop, self._deadline_passed)
         self.supervisor = Supervisor(config, self.loop, lambda worker: self.engines.worker_died(worker), self.log)
         self.placement = Placement(lambda: self.engines.links.values(), lambda: self.supervisor.coming)
         self.sessions = Sessions(self.settling, self.placement, self.next_number, self.touched_engines.add)
@@ -62,6 +65,7 @@ class Daemon:
             config, self.loop, self.sessions, lambda: self.engines.links.values(), self.touched_clients.add
         )
         self.connections = Connections(self.loop, self._listener, config.max_clients, self._greet)
+        self.overload = Overload(self.connections, config.max_queued_steps)
         self.engines = Engines(self, self.connections, self.supervisor, lambda: self.clients.links.values())
         self.loop.after_turn = self._end_of_turn
 
@@ -90,16 +94,32 @@ class Daemon:
         """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
         return next(self._numbers)
 
-    def enqueue(self, step: Step) -> None:
-        """The step counts as submitted from here on."""
+    def enter(self, step: Step) -> None:
+        """The step counts as submitted, and as queued, from here on."""
+        step.session.outstanding[step.number] = step
+        self.settling.ledger.enter(step)
+        if step.deadline:
+            self.deadlines.add(step)
+
+    def queue(self, step: Step) -> None:
+        """An entered step may go into a batch from here on."""
         session = step.session
         engine = session.engine
         assert engine is not None
-        session.outstanding[step.number] = step
-        self.settling.ledger.enter(step)
         engine.queues.push(step)
         engine.linger.came_back(session.number, time.monotonic())
         self.touched_engines.add(engine)
+
+    def _deadline_passed(self, step: Step) -> None:
+        late = time.monotonic() - step.deadline
+        self.settling.fail_from(
+            step.session,
+            step.number,
+            step.position,
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"the step at position {step.position} of session {step.session.client_id} was not dispatched by its deadline"
+            f" ({1000 * late:.1f} ms ago); {self.settling.ledger.queued} steps are queued",
+        )
 
     def _greet(self, connection: Connection, hello: frames.Hello) -> Handler:
         """What a new connection is for."""
@@ -119,6 +139,7 @@ class Daemon:
         """Do once what many frames of this turn may have asked for."""
         while True:
             self.sessions.serve_waiting()
+            self.overload.relieve(self.settling.ledger.queued)
             if self.touched_engines:
                 now = time.monotonic()
                 while self.touched_engines:

@@ -54,6 +54,33 @@ class Sessions:
             if session.engine is not None:
                 self._touched(session.engine)
 
+    def fork_for(self, link: ClientLink, message: frames.ForkSession) -> None:
+        """A client asks for a session that begins as another one stands. Raises ProtocolError as ``open_for``."""
+        if message.session in link.sessions:
+            raise ProtocolError(f"session {message.session} is open already")
+        parent = link.sessions.get(message.parent)
+        session = Session(self._next_number(), link, message.session, parent.model if parent else "", b"")
+        link.sessions[message.session] = session
+        self.open += 1
+        if self._stopping:
+            self._refuse_stopping(session)
+        elif len(link.sessions) > link.limits.sessions:
+            self.end(session, ErrorCode.FULL, f"a client has at most {link.limits.sessions} sessions")
+        elif parent is None or parent.state is not SessionState.OPEN or parent.engine is None:
+            self.end(session, ErrorCode.SESSION_CLOSED, f"session {message.parent} is not open; it cannot be forked")
+        elif not parent.engine.offer.supports_fork:
+            what = f"model {parent.engine.offer.model!r} cannot fork a session"
+            self.end(session, ErrorCode.UNSUPPORTED, what)
+        elif message.length > parent.held:
+            what = f"session {message.parent} holds {parent.held} tokens that nothing can change any more"
+            self.end(session, ErrorCode.INVALID_REQUEST, f"{what}; it cannot be forked at {message.length}")
+        elif not parent.engine.has_slot:
+            self.end(session, ErrorCode.FULL, f"every session slot of engine {parent.engine.offer.spec} is taken")
+        else:
+            session.next_position = message.length
+            parent.engine.fork(session, parent)
+            self._touched(parent.engine)
+
     def close_for(self, link: ClientLink, client_id: int) -> None:
         """A client closes its session."""
         session = link.sessions.get(client_id)

@@ -12,6 +12,7 @@ from shmsched.scheduling import Ledger, StepState
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink
+    from shmsched.daemon.server import Daemon
 
 
 class Settling:
@@ -22,11 +23,30 @@ class Settling:
 
     def complete(self, step: Step, ids: list[int], logprobs: list[float]) -> bool:
         """The engine answered. False if the step was settled before: its answer goes nowhere."""
+        if not self._completes(step):
+            return False
+        step.session.client.completed(step, ids, logprobs)
+        return True
+
+    def complete_and_follow(self, step: Step, token: int, logprob: float, daemon: Daemon) -> bool:
+        """The engine answered a step of a generation: the next one is queued, if one follows. False as ``complete``."""
+        if not self._completes(step):
+            return False
+        client = step.session.client
+        follower = step.follower(daemon.next_number(), token)
+        if follower is None or client.closed:
+            client.completed(step, [token], [logprob])
+        else:
+            step.session.next_position = follower.position + 1
+            daemon.enter(follower)
+            if client.stream(follower, token, logprob):
+                daemon.queue(follower)
+        return True
+
+    def _completes(self, step: Step) -> bool:
         if not self.ledger.complete(step):
             return False
-        session = step.session
-        del session.outstanding[step.number]
-        session.client.completed(step, ids, logprobs)
+        del step.session.outstanding[step.number]
         return True
 
     def fail_from(self, session: Session, first: int, position: int, code: ErrorCode, message: str) -> int:

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from shmsched.scheduling import QueuedStep, StepState
+from shmsched.steps import OutputRows
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink
@@ -42,12 +43,35 @@ class Session:
         self.outstanding: dict[int, Step] = {}
         """Its queued and in-flight steps by number, which is their order of submission."""
 
+    @property
+    def held(self) -> int:
+        """How many of its tokens its engine has taken for good: what is outstanding may change those behind them."""
+        return min((step.position for step in self.outstanding.values()), default=self.next_position)
+
+    @property
+    def generating(self) -> Step | None:
+        """The outstanding step of its generation. Nothing can be submitted behind it: nobody knows where it will end."""
+        last = self.outstanding[next(reversed(self.outstanding))] if self.outstanding else None
+        return last if last is not None and last.generation is not None else None
+
+
+class Generation:
+    """Decodes that the scheduler queues by itself, each with the token that the one before it gave."""
+
+    __slots__ = ("further", "stop_tokens")
+
+    def __init__(self, further: int, stop_tokens: frozenset[int]) -> None:
+        self.further = further
+        """How many may still follow."""
+        self.stop_tokens = stop_tokens
+
 
 class Step(QueuedStep):
     """A step as the daemon holds it: copied out of the client's memory and validated."""
 
     __slots__ = (
-        "n_rows", "output_rows", "position", "request", "rows_offset", "sampled", "sampling", "state", "tokens",
+        "deadline", "generation", "n_rows", "output_rows", "position", "request", "rows_offset", "sampled", "sampling",
+        "state", "tokens",
     )  # fmt: skip
 
     session: Session
@@ -65,6 +89,8 @@ class Step(QueuedStep):
         sampled: bool,
         sampling: tuple[int, float, float, int],
         rows_offset: int,
+        deadline: float,
+        generation: Generation | None,
     ) -> None:
         super().__init__(number, session, n_tokens)
         self.request = request
@@ -79,7 +105,22 @@ class Step(QueuedStep):
         """top_k, temperature, top_p, seed."""
         self.rows_offset = rows_offset
         """Where its raw logits go in the client's arena, in bytes."""
+        self.deadline = deadline
+        """When it must have been dispatched (``time.monotonic()``), or 0."""
+        self.generation = generation
+        """What follows its answer, if anything may."""
         self.state = StepState.QUEUED
+
+    def follower(self, number: int, token: int) -> Step | None:
+        """The decode that follows now that this step gave ``token``, or None if its generation ends here."""
+        generation = self.generation
+        if generation is None or generation.further == 0 or token in generation.stop_tokens:
+            return None
+        generation.further -= 1
+        return Step(
+            number, self.session, 1, self.request, token.to_bytes(4, "little"), self.position + self.n_tokens,
+            OutputRows.LAST, 1, True, self.sampling, 0, self.deadline, generation,
+        )  # fmt: skip
 
     @property
     def raw_rows(self) -> int:

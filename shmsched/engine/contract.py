@@ -69,6 +69,10 @@ class Engine:
         """Forget all but the first ``length`` tokens of the session in ``slot``."""
         raise Unsupported(f"{type(self).__name__} cannot rewind a session")
 
+    def fork_session(self, parent: int, slot: int, length: int) -> None:
+        """Begin a session in ``slot`` with the first ``length`` tokens of the one in ``parent``, independent of it from then on."""
+        raise Unsupported(f"{type(self).__name__} cannot fork a session")
+
     def close_session(self, slot: int) -> None:
         """The session in ``slot`` is over; its state may go."""
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -101,6 +102,7 @@ class EngineHost:
                 info.max_decode_sequences or 0,
                 info.max_prefill_chunk_size or 0,
                 type(self._engine).rewind is not Engine.rewind,
+                type(self._engine).fork_session is not Engine.fork_session,
                 info.model,
                 info.tokenizer or "",
                 info.stop_tokens,
@@ -128,7 +130,10 @@ class EngineHost:
             case frames.Work(batch, slot):
                 self._link.send(self._run_batch(batch, self._slots[slot]))
             case frames.OpenSlot(slot, session, options):
-                self._link.send(self._open(slot, session, options))
+                self._link.send(self._open(slot, session, 0, lambda: self._engine.open_session(slot, options)))
+            case frames.ForkSlot(slot, session, parent, length):
+                fork = lambda: self._engine.fork_session(parent, slot, length)  # noqa: E731
+                self._link.send(self._open(slot, session, length, fork))
             case frames.CloseSlot(slot):
                 if self._lengths.pop(slot, None) is not None:
                     self._close(slot)
@@ -141,13 +146,15 @@ class EngineHost:
             case _:
                 raise ProtocolError(f"an engine got a {type(message).__name__} frame")
 
-    def _open(self, slot: int, session: int, options: bytes) -> frames.SlotOpened | frames.SlotRefused:
+    def _open(
+        self, slot: int, session: int, length: int, make: Callable[[], None]
+    ) -> frames.SlotOpened | frames.SlotRefused:
         try:
-            self._engine.open_session(slot, options)
+            make()
         except Exception as e:
             code = ErrorCode.UNSUPPORTED if isinstance(e, Unsupported) else ErrorCode.ENGINE_ERROR
             return frames.SlotRefused(slot, session, code, f"{type(e).__name__}: {e}")
-        self._lengths[slot] = 0
+        self._lengths[slot] = length
         return frames.SlotOpened(slot, session)
 
     def _close(self, slot: int) -> None:

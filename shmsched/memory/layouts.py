@@ -46,13 +46,25 @@ RECORD_DTYPE = np.dtype([("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4")]
 RESULT_DTYPE = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
+class Streamed(NamedTuple):
+    """A token of a generation that goes on."""
+
+    request: int
+    token: int
+    logprob: float
+
+
+STREAMED = struct.Struct("<Qif")
+
+
 @dataclass(frozen=True, slots=True)
 class ClientLayout:
-    """The client segment: a token ring that the client writes, and two rings that the scheduler writes."""
+    """The client segment: a token ring that the client writes, and three rings that the scheduler writes."""
 
     ring_tokens: int
     records: int
     results: int
+    stream: int
 
     @property
     def records_offset(self) -> int:
@@ -63,8 +75,12 @@ class ClientLayout:
         return self.records_offset + aligned(RECORD.size * self.records)
 
     @property
-    def size(self) -> int:
+    def stream_offset(self) -> int:
         return self.results_offset + aligned(RESULT_DTYPE.itemsize * self.results)
+
+    @property
+    def size(self) -> int:
+        return self.stream_offset + aligned(STREAMED.size * self.stream)
 
 
 # --- the engine segment: batches out, results back ----------------------------------------------------------------------

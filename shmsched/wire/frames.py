@@ -65,6 +65,7 @@ class Welcome(NamedTuple):
     ring_tokens: U32
     records: U32
     results: U32
+    stream: U32
     max_arena: U64
 
 
@@ -79,6 +80,7 @@ class Model(NamedTuple):
     max_prefill_chunk_size: U32
     engines: U32
     supports_rewind: U8
+    supports_fork: U8
     model: Text
     tokenizer: Text
     stop_tokens: U32s
@@ -109,10 +111,12 @@ class SessionEnded(NamedTuple):
 
 @frame(21)
 class Completions(NamedTuple):
-    """Records and results up to these cursors are the client's to read; the ring is free before ``tokens_read``."""
+    """Up to these cursors records, results and streamed tokens are the client's to read, the streamed tokens before the
+    records; the ring is free before ``tokens_read``."""
 
     records_written: U64
     results_written: U64
+    stream_written: U64
     tokens_read: U64
 
 
@@ -174,8 +178,17 @@ class StepFlags(IntEnum):
     """Another chunk of the same submission follows."""
 
 
+MAX_STOP_TOKENS = 16
+"""That a generation may name."""
+
+
 class StepDescriptor(NamedTuple):
-    """One step. Its tokens are the next ``n_tokens`` of the ring. ``rows_offset`` counts for raw steps only."""
+    """One step. Its tokens are the next ``n_tokens`` of the ring. ``rows_offset`` counts for raw steps only.
+
+    ``further``: how many decodes the scheduler may queue after this step by itself, each with the token that the one before
+    it gave, until one gives a stop token: the next ``n_stop_tokens`` of those in the frame. ``deadline``: when it must have
+    been dispatched, in seconds of CLOCK_MONOTONIC, which all processes of the machine share; 0 for none.
+    """
 
     request: int
     session: int
@@ -188,9 +201,12 @@ class StepDescriptor(NamedTuple):
     top_p: float
     seed: int
     rows_offset: int
+    further: int = 0
+    n_stop_tokens: int = 0
+    deadline: float = 0.0
 
 
-STEP_DESCRIPTOR = struct.Struct("<QQIIBBIffQQ")
+STEP_DESCRIPTOR = struct.Struct("<QQIIBBIffQQIBd")
 StepDescriptors = Annotated[list[StepDescriptor], rows_part(STEP_DESCRIPTOR, StepDescriptor._make)]
 
 
@@ -201,7 +217,9 @@ class Submit(NamedTuple):
     tokens_written: U64
     records_read: U64
     results_read: U64
+    stream_read: U64
     steps: StepDescriptors
+    stop_tokens: U32s = ()
 
 
 @frame(35)
@@ -218,6 +236,32 @@ class OpenArena(NamedTuple):
     size: U64
 
 
+@frame(37)
+class Consumed(NamedTuple):
+    """How far the client has read, where no submission of its says so."""
+
+    records_read: U64
+    results_read: U64
+    stream_read: U64
+
+
+@frame(38)
+class Halt(NamedTuple):
+    """Queue no further decode for this generation: what is queued or runs is answered as its last step."""
+
+    session: U64
+    request: U64
+
+
+@frame(39)
+class ForkSession(NamedTuple):
+    """Open ``session`` with the first ``length`` tokens of ``parent``, in the same engine."""
+
+    session: U64
+    parent: U64
+    length: U32
+
+
 # --- engine to scheduler ------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +276,7 @@ class Offer(NamedTuple):
     max_decode_sequences: U32
     max_prefill_chunk_size: U32
     supports_rewind: U8
+    supports_fork: U8
     model: Text
     tokenizer: Text
     stop_tokens: U32s
@@ -282,6 +327,13 @@ class BatchFailed(NamedTuple):
     message: Text
 
 
+@frame(55)
+class Faulty(NamedTuple):
+    """The engine has written where it must not: nothing that it says or writes counts any more."""
+
+    message: Text
+
+
 # --- scheduler to engine ------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +372,16 @@ class DetachArena(NamedTuple):
     """No later batch names this client."""
 
     client: U64
+
+
+@frame(70)
+class ForkSlot(NamedTuple):
+    """Open ``slot`` with the first ``length`` tokens of the session in slot ``parent``."""
+
+    slot: U32
+    session: U64
+    parent: U32
+    length: U32
 
 
 @frame(69)

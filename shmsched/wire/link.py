@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from shmsched.wire.framing import FrameSplitter, framed
 from shmsched.wire.listener import check_path_length
 
 READ_SIZE = 1 << 16
+RETRY_S = 0.02
 BACKLOG_S = 5.0
 """How long to keep trying while the daemon's backlog is full."""
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
@@ -44,6 +46,8 @@ class Link:
         self._flusher: threading.Thread | None = None
         self.frames_sent = 0
         """Frames that are on their way, whatever an interrupt did to the ``send`` that took them."""
+        self.on_outbound: Callable[[], None] | None = None
+        """If set, ``send`` leaves everything to ``flush`` and calls this when there is something to flush."""
         self._descriptors: list[int] = []
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -53,28 +57,40 @@ class Link:
     @classmethod
     def connect(cls, path: str | os.PathLike[str], role: Role, wait: float = 0.0) -> Link:
         """Connect and say hello. ``wait``: seconds to keep trying while no daemon answers yet."""
+        attempts = cls.attempts(path, role, wait)
+        while (link := next(attempts)) is None:
+            time.sleep(RETRY_S)
+        return link
+
+    @classmethod
+    def attempts(cls, path: str | os.PathLike[str], role: Role, wait: float) -> Iterator[Link | None]:
+        """``connect`` for those who wait in their own way: None says to try again after RETRY_S."""
         check_path_length(os.fspath(path))
         deadline = time.monotonic() + wait
         backlog_deadline = time.monotonic() + max(wait, BACKLOG_S)
         while True:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                sock.settimeout(max(1.0, deadline - time.monotonic()))
-                sock.connect(os.fspath(path))
-                sock.setblocking(True)
-                refuse_other_users(credentials(sock)[1])
-                break
+                yield cls._greet(path, role)
             except OSError as e:
-                sock.close()
                 until = {errno.ENOENT: deadline, errno.ECONNREFUSED: deadline, errno.EAGAIN: backlog_deadline}
                 if time.monotonic() >= until.get(e.errno or 0, 0.0):
                     raise _unreachable(path, e) from e
                 # The daemon is starting, or many connect at once: neither a new socket nor a free place in its backlog
                 # announces itself.
-                time.sleep(0.02)
-            except BaseException:
-                sock.close()
-                raise
+                yield None
+
+    @classmethod
+    def _greet(cls, path: str | os.PathLike[str], role: Role) -> Link:
+        """One attempt: a Unix socket connects at once or not at all."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(os.fspath(path))
+            sock.setblocking(True)
+            refuse_other_users(credentials(sock)[1])
+        except BaseException:
+            sock.close()
+            raise
         link = cls(Connection(sock.detach()))
         try:
             link.send(Hello(MAGIC, MAJOR, MINOR, role))
@@ -95,6 +111,11 @@ class Link:
         with self._send_lock:
             # Counted before: an interrupt that arrives during the system call is raised right after it.
             self.frames_sent += 1
+            if self.on_outbound is not None:
+                self._outbound += data
+                if len(self._outbound) == len(data):
+                    self.on_outbound()
+                return
             if self._flusher is not None:
                 self._outbound += data
                 return
@@ -109,6 +130,21 @@ class Link:
                 self._outbound += data[sent:]
                 self._flusher = threading.Thread(target=self._flush, name="shmsched-sender", daemon=True)
                 self._flusher.start()
+
+    def flush(self) -> bool:
+        """Send what ``send`` has left, as far as the scheduler takes it now. True if nothing is left.
+
+        Raises SchedulerDied if the connection is gone.
+        """
+        try:
+            while self._outbound:
+                del self._outbound[: self._sock.send(self._outbound, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return False
+        except OSError as e:
+            self._outbound.clear()
+            raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
+        return True
 
     def _flush(self) -> None:
         """Send what waits, at the scheduler's pace, until nothing does."""
@@ -132,9 +168,16 @@ class Link:
         """The frames that have arrived, waiting up to ``timeout`` seconds for the first; None at the end of the stream."""
         if timeout is not None and not self._poll.poll(max(0.0, timeout) * 1000):
             return []
+        return self._receive(_CLOSE_ON_EXEC)
+
+    def receive_ready(self) -> list[Any] | None:
+        """The frames that are here, without waiting; None at the end of the stream."""
+        return self._receive(_CLOSE_ON_EXEC | socket.MSG_DONTWAIT)
+
+    def _receive(self, flags: int) -> list[Any] | None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(READ_SIZE, _ANCILLARY, _CLOSE_ON_EXEC)
-        except InterruptedError:
+            data, ancillary, _, _ = self._sock.recvmsg(READ_SIZE, _ANCILLARY, flags)
+        except (InterruptedError, BlockingIOError):
             return []
         except OSError:
             return None

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shmsched.client.models import Model
-from shmsched.client.session import Session, closed_error
+from shmsched.client.session import Session
+from shmsched.client.session_core import closed_error
 from shmsched.engine.contract import EngineInfo
 from shmsched.errors import SessionClosed, SessionLost
 

@@ -203,7 +203,7 @@ def test_the_offer_says_what_the_engine_is() -> None:
             )
 
     scheduler = Scheduler(Limited())
-    assert scheduler.start() == frames.Offer(7, 2, 9, 30, 0, 0, 0, "limited", "", (1, 3), "test-spec")
+    assert scheduler.start() == frames.Offer(7, 2, 9, 30, 0, 0, 0, 0, "limited", "", (1, 3), "test-spec")
     scheduler.end()
     other = Scheduler(Echo(vocab=VOCAB))
     assert other.start().supports_rewind == 1

@@ -30,7 +30,7 @@ class EngineByHand:
         self.arenas: dict[int, npt.NDArray[np.float32]] = {}
         self._work: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._attached = threading.Event()
-        self.link.send(frames.Offer(VOCAB, 8, 1000, 0, 0, 0, True, "echo", "", (), "by hand"))
+        self.link.send(frames.Offer(VOCAB, 8, 1000, 0, 0, 0, True, False, "echo", "", (), "by hand"))
         self._reader = threading.Thread(target=self._read, name="engine-by-hand")
         self._reader.start()
         assert self._attached.wait(DEADLINE), f"waited {DEADLINE:g} s in vain for the daemon to attach the engine"

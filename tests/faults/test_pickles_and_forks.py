@@ -73,7 +73,9 @@ def test_f11_clients_and_engines_unpickle_nothing(tmp_path: Path, greeted: bool)
     client = [sys.executable, "-c", f"import shmsched\nshmsched.Client(socket={str(path)!r}).open_session()"]
     before = b""
     if greeted:
-        before = framed(pack(frames.Model(10, 1, 10, 1, 1, 1, 1, "echo", "", ()))) + framed(pack(frames.Stopping(1.0)))
+        before = framed(pack(frames.Model(10, 1, 10, 1, 1, 1, 1, 0, "echo", "", ()))) + framed(
+            pack(frames.Stopping(1.0))
+        )
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -20,6 +20,7 @@ from shmsched.memory.layouts import (
     RESULT_DTYPE,
     STEP,
     STEP_DTYPE,
+    STREAMED,
     BatchSlotLayout,
     ClientLayout,
     Record,
@@ -63,14 +64,15 @@ def pairwise_of(ends: list[int], areas: list[tuple[int, int]]) -> list[tuple[int
     return [(ends[i], areas[j]) for i, j in pairwise(range(len(areas)))]
 
 
-@given(st.integers(1, 2**24), st.integers(1, 2**20), st.integers(1, 2**20))
-def test_client_segment(ring: int, records: int, results: int) -> None:
-    layout = ClientLayout(ring, records, results)
+@given(st.integers(1, 2**24), st.integers(1, 2**20), st.integers(1, 2**20), st.integers(1, 2**20))
+def test_client_segment(ring: int, records: int, results: int, stream: int) -> None:
+    layout = ClientLayout(ring, records, results, stream)
     assert_apart(
         [
             (0, 4 * ring),
             (layout.records_offset, RECORD.size * records),
             (layout.results_offset, RESULT_DTYPE.itemsize * results),
+            (layout.stream_offset, STREAMED.size * stream),
         ],
         layout.size,
     )

@@ -142,9 +142,12 @@ def test_numbers_of_the_protocol_stay() -> None:
         1: "Hello", 2: "Refused", 3: "Stopping",
         16: "Welcome", 17: "Model", 18: "SessionOpened", 19: "SessionRefused", 20: "SessionEnded", 21: "Completions",
         22: "Failed", 23: "Returned", 24: "Arena", 25: "ArenaRefused",
-        32: "OpenSession", 33: "CloseSession", 34: "Submit", 35: "Cancel", 36: "OpenArena",
+        32: "OpenSession", 33: "CloseSession", 34: "Submit", 35: "Cancel", 36: "OpenArena", 37: "Consumed",
+            38: "Halt", 39: "ForkSession",
         48: "Offer", 49: "Ready", 50: "StartFailed", 51: "SlotRefused", 52: "SlotOpened", 53: "Done", 54: "BatchFailed",
+            55: "Faulty",
         64: "Attached", 65: "OpenSlot", 66: "CloseSlot", 67: "AttachArena", 68: "DetachArena", 69: "Work",
+            70: "ForkSlot",
         80: "AskStatus", 81: "Status", 82: "Stop",
     }  # fmt: skip
 

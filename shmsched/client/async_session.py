@@ -1,0 +1,79 @@
+"""A session as an asynchronous client holds it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shmsched.client.async_replies import AsyncStream
+from shmsched.client.core import BLOCK_TIMEOUT_S
+from shmsched.client.session_core import SessionCore
+from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
+
+if TYPE_CHECKING:
+    from shmsched.client.async_client import AsyncClient
+    from shmsched.client.models import Model
+
+
+class AsyncSession(SessionCore):
+    """One sequence's state in one engine. Made by ``AsyncClient.open_session``; use it in an ``async with`` block."""
+
+    def __init__(
+        self, client: AsyncClient, session_id: int, model: Model, engine: int, seed: int, options: bytes = b""
+    ) -> None:
+        super().__init__(session_id, model, engine, seed, options)
+        self._client = client
+
+    async def submit(
+        self,
+        tokens: Tokens,
+        *,
+        position: int | None = None,
+        sampling: SamplingParams | None = GREEDY,
+        output_rows: OutputRows = OutputRows.LAST,
+        deadline: float | None = None,
+        block: bool = True,
+        block_timeout: float | None = BLOCK_TIMEOUT_S,
+    ) -> Response:
+        """Append ``tokens`` to the session and wait for the :class:`Response` of the last of them.
+
+        Arguments and errors are those of ``Session.submit``. Cancelling the task cancels the step, and the session goes on from
+        where it started. Several tasks may submit to one session: their steps run in the order in which the tasks got here.
+        """
+        return await self._client._submit(self, tokens, position, sampling, output_rows, deadline, block, block_timeout)
+
+    async def stream(
+        self,
+        tokens: Tokens,
+        *,
+        further: int,
+        stop_tokens: tuple[int, ...] = (),
+        sampling: SamplingParams = GREEDY,
+        deadline: float | None = None,
+        block: bool = True,
+        block_timeout: float | None = BLOCK_TIMEOUT_S,
+    ) -> AsyncStream:
+        """Append ``tokens``, then let the scheduler go on by itself, as ``Session.stream`` does."""
+        return await self._client._stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
+
+    async def fork(
+        self, upto: int | None = None, *, seed: int | None = None, block: bool = True, timeout: float | None = None
+    ) -> AsyncSession:
+        """Another session that begins with this one's first ``upto`` tokens, as ``Session.fork`` gives."""
+        return await self._client._fork(self, upto, seed, block, timeout)
+
+    async def close(self) -> None:
+        """End the session. What is outstanding fails with SessionClosed. Idempotent."""
+        self._client._close_session(self)
+
+    async def reopen(self, timeout: float | None = None) -> None:
+        """After SessionLost: stand for a new, empty session on a living engine, as ``Session.reopen`` does."""
+        await self._client._reopen(self, timeout)
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

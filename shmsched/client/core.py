@@ -1,0 +1,271 @@
+"""What the synchronous and the asynchronous client share: checking, describing and opening; everything but waiting."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.client.channel import Channel
+from shmsched.client.models import Model
+from shmsched.client.replies import Reply, TokenStream
+from shmsched.client.session_core import SessionCore, closed_error
+from shmsched.client.state import Answer, ClientState, Opening
+from shmsched.client.submission import Submission
+from shmsched.client.tokens import as_tokens
+from shmsched.errors import ClientClosed, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
+from shmsched.memory.layouts import LOGIT
+from shmsched.steps import OutputRows, RequestParams, SamplingParams, Tokens
+from shmsched.wire import frames
+from shmsched.wire.link import Link
+
+LEAST_ARENA = 64 << 20
+BLOCK_TIMEOUT_S = 60.0
+"""How long a submission waits for room unless it says otherwise."""
+MakeSubmission = Callable[[], Submission]
+_clients: weakref.WeakSet[ClientCore] = weakref.WeakSet()
+
+
+class ClientCore:
+    """A connection to a daemon. Whoever inherits from it waits, each in its own way."""
+
+    _link: Link
+    _state: ClientState
+
+    def __init__(self, arena_bytes: int | None) -> None:
+        self._pid = os.getpid()
+        self._arena_bytes = arena_bytes
+        self._next_session = 1
+
+    def _greeted(self, link: Link, state: ClientState) -> None:
+        self._link, self._state = link, state
+        _clients.add(self)
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """The models that are served now, by name."""
+        self._check_usable()
+        return MappingProxyType(self._state.models)
+
+    @property
+    def _channel(self) -> Channel:
+        return self._state.channel
+
+    # --- submitting -----------------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        session: SessionCore,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        output_rows: OutputRows,
+        deadline: float | None,
+        further: int = 0,
+        stop_tokens: tuple[int, ...] = (),
+    ) -> MakeSubmission:
+        """What makes the submission once there is room: by then the session may stand elsewhere. Raises InvalidRequest."""
+        self._check_usable()
+        array = as_tokens(tokens, session.vocab_size)
+        output_rows = _output_rows(output_rows)
+        due = _deadline(deadline)
+        size = session.model.max_prefill_chunk_size
+        if output_rows is OutputRows.ALL and len(array) > size:
+            raise InvalidRequest(f"output_rows=ALL with {len(array)} tokens; they must fit one chunk of {size}")
+        chunks = [array[i : i + size] for i in range(0, len(array), size)] if len(array) > size else [array]
+
+        def make() -> Submission:
+            start = session._position if position is None else position
+            params = RequestParams(start, sampling, output_rows)
+            request_id = self._channel.next_request_id()
+            return Submission(session, request_id, chunks, start, params, due, further, stop_tokens)
+
+        return make
+
+    def _check(self, submission: Submission) -> None:
+        """Refuse what can never run as it stands."""
+        params = submission.params
+        if params.sampling is not None and not isinstance(params.sampling, SamplingParams):
+            raise InvalidRequest(
+                f"sampling is {params.sampling!r}; a SamplingParams, or None for raw logits, is wanted"
+            )
+        session, start = submission.session, submission.position
+        self._check_usable()
+        session.check_open()
+        end = start + submission.n_tokens
+        most = session.model.info.max_session_tokens
+        if not isinstance(start, int | np.integer) or start < 0 or start > session._position:
+            raise InvalidRequest(
+                f"position {start!r} in session {session.session_id}; it goes on at {session._position}, or below to rewind"
+            )
+        if end + submission.further > most:
+            raise InvalidRequest(
+                f"session {session.session_id} would hold {end + submission.further} tokens;"
+                f" {session.model.info.model} takes at most {most}"
+            )
+        if start < session._position and not session.supports_rewind:
+            raise Unsupported(
+                f"position {start} rewinds session {session.session_id} from {session._position};"
+                f" model {session.model.info.model!r} cannot rewind"
+            )
+        self._channel.check_fits(submission)
+
+    def _send_now(self, submission: Submission, reply: Reply) -> None:
+        """Send what was checked and has room. The caller holds the lock."""
+        session = submission.session
+        self._channel.submit(submission, reply)
+        start = int(submission.position)
+        session.submitted(reply.first_request, start, start + submission.n_tokens)
+        for chunk in submission.chunks:
+            session.remember(start, chunk)
+            start += len(chunk)
+        if isinstance(reply, TokenStream):
+            session.generates(reply)
+
+    def _arena_size(self) -> int:
+        most = self._channel.max_arena
+        if self._arena_bytes is not None:
+            if not 0 < self._arena_bytes <= most:
+                raise InvalidRequest(f"arena_bytes is {self._arena_bytes}; the daemon allows 1 to {most}")
+            return self._arena_bytes
+        rows = max(
+            ((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._state.models.values()), default=0
+        )
+        return min(most, max(LEAST_ARENA, rows * LOGIT.itemsize))
+
+    # --- sessions -------------------------------------------------------------------------------------------------------
+
+    def _ask_for_session(self, answer: Answer, model: str | None, options: bytes, seed: int | None, block: bool) -> int:
+        """Ask for a session; the answer comes to ``answer``. Returns its number."""
+        self._check_usable()
+        if not isinstance(options, bytes) or len(options) > frames.MAX_OPTIONS:
+            raise InvalidRequest(
+                f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
+            )
+        return self._open(
+            Opening(answer, _seed(seed), options),
+            lambda number: frames.OpenSession(number, block, model or "", options),
+        )
+
+    def _ask_for_fork(self, answer: Answer, parent: SessionCore, length: int, seed: int | None) -> int:
+        opening = Opening(answer, _seed(seed), parent.options)
+        return self._open(opening, lambda number: frames.ForkSession(number, parent.session_id, length))
+
+    def _open(self, opening: Opening, frame: Callable[[int], frames.OpenSession | frames.ForkSession]) -> int:
+        with self._channel.lock:
+            self._check_usable()
+            number, self._next_session = self._next_session, self._next_session + 1
+            self._state.opening[number] = opening
+            self._link.send(frame(number))
+        return number
+
+    def _give_up_opening(self, number: int) -> bool:
+        """Nobody will ever hold this session, whatever becomes of it. False if it was refused in this very moment."""
+        with self._channel.lock:
+            asked = self._state.opening.pop(number, None) or self._state.sessions.pop(number, None)
+            if asked is not None and self._channel.dead is None:
+                self._link.send(frames.CloseSession(number))
+            return asked is not None
+
+    def _close_session(self, session: SessionCore) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._channel.lock:
+            if session.ended is None:
+                session.ended = closed_error(session.session_id)
+                self._state.sessions.pop(session.session_id, None)
+                if self._channel.dead is None:
+                    try:
+                        self._link.send(frames.CloseSession(session.session_id))
+                    except SchedulerDied:
+                        # Whoever receives sees the same and settles everything; closing has nothing left to do.
+                        pass
+
+    def _replace(self, session: SessionCore, fresh: SessionCore) -> None:
+        """``session``, which is lost, stands for ``fresh`` from now on."""
+        with self._channel.lock:
+            session.become(fresh)
+            if self._state.sessions.get(fresh.session_id) is fresh:
+                self._state.sessions[fresh.session_id] = session
+
+    def _fork_length(self, parent: SessionCore, upto: int | None) -> int:
+        with self._channel.lock:
+            self._check_usable()
+            parent.check_open()
+            length = parent.position if upto is None else upto
+            if not isinstance(length, int) or not 0 <= length <= parent.position:
+                raise InvalidRequest(
+                    f"session {parent.session_id} cannot be forked at {length!r}; it holds {parent.position} tokens"
+                )
+            return length
+
+    def _forked_from(self, child: SessionCore, tokens: npt.NDArray[np.int32]) -> None:
+        """The engine has given ``child`` these tokens."""
+        with self._channel.lock:
+            child.submitted(0, 0, len(tokens))
+            child.remember(0, tokens)
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise UsedAfterFork(
+                f"this client was made in process {self._pid}; make a new one in this process ({os.getpid()})"
+            )
+        if self._state.closed:
+            raise ClientClosed("the client was closed; make another one")
+        if self._channel.dead is not None:
+            raise type(self._channel.dead)(str(self._channel.dead))
+
+    def _forked(self) -> None:
+        """In a forked child: its copy of the socket would hide this client's end from the daemon."""
+        self._link.abandon()
+
+
+def _output_rows(value: object) -> OutputRows:
+    try:
+        return OutputRows(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
+
+
+def _deadline(value: object) -> float:
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise InvalidRequest(f"deadline is {value!r}; a time of time.monotonic(), or None, is wanted")
+    return float(value)
+
+
+def _seed(seed: int | None) -> int:
+    value = secrets.randbits(64) if seed is None else SamplingParams(seed=seed).seed
+    assert value is not None
+    return value
+
+
+def check_further(further: int, sampling: SamplingParams, stop_tokens: tuple[int, ...], vocab_size: int) -> None:
+    """Refuse a generation that can never run as it stands."""
+    if not isinstance(further, int) or not 0 <= further < 2**31:
+        raise InvalidRequest(f"further is {further!r}; it must be a whole number from 0 to 2**31 - 1")
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(f"sampling is {sampling!r}; the engine samples what the scheduler goes on with")
+    if len(stop_tokens) > frames.MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"{len(stop_tokens)} stop tokens; the scheduler takes at most {frames.MAX_STOP_TOKENS}."
+            " Client-driven steps (continuation=False) take any number"
+        )
+    for token in stop_tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"stop token {token} is outside the vocabulary; it must be from 0 to {vocab_size - 1}")
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

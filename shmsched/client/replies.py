@@ -1,0 +1,122 @@
+"""What the client's channel answers a submission through, whoever waits for it and however."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from typing import NamedTuple
+
+from shmsched.errors import ShmschedError, StepCancelled
+from shmsched.steps import Response
+
+
+class Reply:
+    """One submission's answer to come. The attributes are the channel's, guarded by its lock."""
+
+    first_request = 0
+    last_request = 0
+    """The numbers of its first and last chunk on the wire."""
+    start = 0
+    """The position of its first token."""
+    withdrawn = False
+    """Its cancelling is under way: an answer that still comes does not count."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it is settled."""
+
+    @abstractmethod
+    def settle(self, response: Response) -> None:
+        """The answer came. Like all three, it does nothing where another one came first."""
+
+    @abstractmethod
+    def settle_failed(self, error: ShmschedError) -> None: ...
+
+    @abstractmethod
+    def settle_cancelled(self) -> None: ...
+
+
+class SampledToken(NamedTuple):
+    """One token of a generation."""
+
+    token: int
+    logprob: float
+    """Natural logarithm; NaN where the engine does not say."""
+
+
+class TokenStream(Reply):
+    """The tokens of a generation that the scheduler drives, as they come.
+
+    ``taken`` counts those that its consumer has taken. The session holds the prompt and all tokens but the last that came:
+    that one is sampled, and not fed yet.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: deque[SampledToken] = deque()
+        """Those that have come and were not taken."""
+        self.taken = 0
+        self.ended = False
+        self.cancelled = False
+        self.error: ShmschedError | None = None
+        """Why it ended, if not because all tokens had come."""
+        self.prompt_end = 0
+        """The position behind the prompt: where the first token goes."""
+        self.step_position = 0
+        """Where the outstanding step starts. Guarded by the channel's lock, as is ``prompt_end``."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Somebody may wait for what has just come."""
+
+    def done(self) -> bool:
+        return self.ended
+
+    @property
+    def last(self) -> bool:
+        """Whether the token taken last is the last one."""
+        return self.ended and not self.tokens and self.error is None and not self.cancelled
+
+    def take(self) -> SampledToken | None:
+        """The next token, if it is here. Raises why there will not be one: StepError, or EOFError after the last."""
+        if self.tokens:
+            self.taken += 1
+            return self.tokens.popleft()
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
+        if self.ended:
+            raise EOFError("the generation has ended")
+        return None
+
+    @property
+    def resume_at(self) -> int:
+        """Where the session stands for one who has taken ``taken`` tokens and none of what came after."""
+        return self.prompt_end + self.taken - 1 if self.taken else self.start
+
+    def streamed(self, token: int, logprob: float) -> None:
+        """A token came, and another one will."""
+        self.tokens.append(SampledToken(token, logprob))
+        self.wake()
+
+    def settle(self, response: Response) -> None:
+        if self.ended:
+            return
+        assert response.logprobs is not None
+        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0])))
+        self.ended = True
+        self.wake()
+
+    def settle_failed(self, error: ShmschedError) -> None:
+        if not self.ended:
+            self.error = error
+            self.ended = True
+            self.wake()
+
+    def settle_cancelled(self) -> None:
+        if self.withdrawn:
+            if not self.ended:
+                self.cancelled = self.ended = True
+                self.wake()
+        else:
+            self.settle_failed(
+                StepCancelled("an earlier step of the session was cancelled, and this generation with it")
+            )

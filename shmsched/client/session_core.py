@@ -1,0 +1,122 @@
+"""What a client knows of a session: where it goes on, and what it was fed."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError
+
+if TYPE_CHECKING:
+    from shmsched.client.models import Model
+    from shmsched.client.replies import TokenStream
+
+
+class SessionCore:
+    """One sequence's state in one engine, as its client holds it. What changes is guarded by the client's lock."""
+
+    def __init__(self, session_id: int, model: Model, engine: int, seed: int, options: bytes = b"") -> None:
+        self.session_id = session_id
+        """The client's number for it: what a ``Request`` names."""
+        self.model = model
+        self.engine = engine
+        """The daemon's number for the engine that holds it."""
+        self.seed = seed
+        """What sampling uses where ``SamplingParams.seed`` is None."""
+        self.options = options
+        """What its engine was told at its opening."""
+        self.ended: ShmschedError | None = None
+        """Why it is over, if it is."""
+        self.unfed: int | None = None
+        """The token that a generation sampled last, which the session was not fed yet: the next generation begins with it."""
+        self._position = 0
+        self._fed = array("i")
+        self._stream: TokenStream | None = None
+        self._rewinds: list[tuple[int, int]] = []
+        self._fell_back = False
+
+    @property
+    def position(self) -> int:
+        """How many tokens the session will hold once everything outstanding has run."""
+        return self._position
+
+    @property
+    def history(self) -> npt.NDArray[np.int32]:
+        """The tokens up to ``position``, int32 (position,): a copy."""
+        return np.array(self._fed[: self._position], np.int32)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.info.vocab_size
+
+    @property
+    def supports_rewind(self) -> bool:
+        return self.model.supports_rewind
+
+    def __repr__(self) -> str:
+        state = "closed" if self.ended else f"position {self._position}"
+        return f"<{type(self).__name__} {self.session_id} of {self.model.info.model!r}, {state}>"
+
+    # --- what the client and its channel tell it, under the client's lock -----------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises why the session takes no submission."""
+        if self.ended is not None:
+            raise type(self.ended)(str(self.ended))
+        if self._stream is not None and not (self._stream.ended or self._stream.withdrawn):
+            raise InvalidRequest(
+                f"session {self.session_id} is generating; close that generation, or let it end, before the next submission"
+            )
+
+    def submitted(self, request: int, start: int, end: int) -> None:
+        """``request`` is the first number of a submission of positions ``start`` to ``end``."""
+        if start < self._position or self._fell_back:
+            self.rewound(request, start)
+            self._fell_back = False
+        self._position = end
+
+    def remember(self, start: int, tokens: npt.NDArray[np.int32]) -> None:
+        """``tokens`` were submitted at ``start``."""
+        if start < len(self._fed):
+            del self._fed[start:]
+        self._fed.frombytes(tokens.tobytes())
+
+    def generates(self, stream: TokenStream) -> None:
+        """What was submitted last goes on by itself, and gives its tokens to ``stream``."""
+        self._stream = stream
+
+    def fed(self, token: int) -> None:
+        """The scheduler has fed a token that it had just given."""
+        del self._fed[self._position :]
+        self._fed.append(token)
+        self._position += 1
+
+    def rewound(self, request: int, position: int) -> None:
+        """From number ``request`` on, the session goes on at ``position``."""
+        self._rewinds = [(r, p) for r, p in self._rewinds if p < position][-63:]
+        self._rewinds.append((request, position))
+        self._position = min(self._position, position)
+
+    def earliest_from(self, request: int, position: int) -> int:
+        """The least of ``position`` and of where the submissions after ``request`` rewound to."""
+        return min([position, *(p for r, p in self._rewinds if r > request)])
+
+    def step_failed(self, request: int, position: int) -> None:
+        """The step did not happen: the session stands where it started, unless it was rewound to there or below since."""
+        if position < self._position and not any(r > request and p <= position for r, p in self._rewinds):
+            self._position = position
+            # What is submitted next knows of this failure, as if it rewound; what was submitted before does not.
+            self._fell_back = True
+
+    def become(self, other: SessionCore) -> None:
+        """Stand for ``other`` from now on: a new session, in whatever engine it is."""
+        self.session_id, self.model, self.engine, self.ended = other.session_id, other.model, other.engine, other.ended
+        self._position, self._rewinds, self._fell_back, self._stream = 0, [], False, None
+        self._fed = array("i")
+
+
+def closed_error(session_id: int) -> SessionClosed:
+    return SessionClosed(f"session {session_id} is closed; open another one")
