@@ -4,413 +4,110 @@ What travels here is small: numbers, cursors, names. Tokens, results and logits 
 far they go. A cursor counts from the beginning of the connection and only grows.
 """
 
-from __future__ import annotations
-
-import struct
-from enum import IntEnum
-from typing import Annotated, NamedTuple
-
-from shmsched.wire.codec import F32, F64, U8, U16, U32, U64, Blob, Text, Texts, U32s, U64s, frame, rows_part
-
-MAGIC = int.from_bytes(b"shmsched", "little")
-MAJOR = 1
-"""Peers of another major version are refused in words."""
-MINOR = 0
-"""A newer minor version may append to a frame; older peers ignore what they do not know."""
-
-
-class Role(IntEnum):
-    CLIENT = 1
-    ENGINE = 2
-    CONTROL = 3
-
-
-# --- any peer -----------------------------------------------------------------------------------------------------------
-
-
-@frame(1)
-class Hello(NamedTuple):
-    """The first frame of every connection, to the scheduler."""
-
-    magic: U64
-    major: U16
-    minor: U16
-    role: U8
-
-
-@frame(2)
-class Refused(NamedTuple):
-    """The last frame before the scheduler closes a connection: why."""
-
-    code: U16
-    message: Text
-
-
-@frame(3)
-class Stopping(NamedTuple):
-    """The scheduler takes no new sessions, and ends when the open ones have closed or ``drain_s`` seconds have passed."""
-
-    drain_s: F64
-
-
-# --- scheduler to client ------------------------------------------------------------------------------------------------
-
-
-@frame(16)
-class Welcome(NamedTuple):
-    """Carries the descriptor of the client's segment. Models come before it, so that they are known once it is here."""
-
-    client: U64
-    daemon_pid: U32
-    ring_tokens: U32
-    records: U32
-    results: U32
-    stream: U32
-    max_arena: U64
-
-
-@frame(17)
-class Model(NamedTuple):
-    """A model and the limits in force for it; sent again when ``engines`` (those ready) changes."""
-
-    vocab_size: U32
-    max_sessions: U32
-    max_session_tokens: U32
-    max_decode_sequences: U32
-    max_prefill_chunk_size: U32
-    engines: U32
-    supports_rewind: U8
-    supports_fork: U8
-    model: Text
-    tokenizer: Text
-    stop_tokens: U32s
-
-
-@frame(18)
-class SessionOpened(NamedTuple):
-    session: U64
-    engine: U64
-    model: Text
-
-
-@frame(19)
-class SessionRefused(NamedTuple):
-    session: U64
-    code: U16
-    message: Text
-
-
-@frame(20)
-class SessionEnded(NamedTuple):
-    """The session is gone without its client having closed it."""
-
-    session: U64
-    code: U16
-    message: Text
-
-
-@frame(21)
-class Completions(NamedTuple):
-    """Up to these cursors records, results and streamed tokens are the client's to read, the streamed tokens before the
-    records; the ring is free before ``tokens_read``."""
-
-    records_written: U64
-    results_written: U64
-    stream_written: U64
-    tokens_read: U64
-
-
-@frame(22)
-class Failed(NamedTuple):
-    """These steps failed, or were cancelled. ``rows_held``: their logits rows are not free yet, a Returned will say when."""
-
-    code: U16
-    rows_held: U8
-    message: Text
-    requests: U64s
-
-
-@frame(23)
-class Returned(NamedTuple):
-    """No engine can write into the logits rows of these steps any more."""
-
-    requests: U64s
-
-
-@frame(24)
-class Arena(NamedTuple):
-    """Carries the descriptor of the client's arena."""
-
-    size: U64
-
-
-@frame(25)
-class ArenaRefused(NamedTuple):
-    code: U16
-    message: Text
-
-
-# --- client to scheduler ------------------------------------------------------------------------------------------------
-
-
-MAX_OPTIONS = 65536
-"""Bytes that a session may pass to its engine."""
-
-
-@frame(32)
-class OpenSession(NamedTuple):
-    """``model`` may be empty where there is one only. ``block``: wait for a free slot."""
-
-    session: U64
-    block: U8
-    model: Text
-    options: Blob
-
-
-@frame(33)
-class CloseSession(NamedTuple):
-    session: U64
-
-
-class StepFlags(IntEnum):
-    SAMPLED = 1
-    MORE = 2
-    """Another chunk of the same submission follows."""
-
-
-MAX_STOP_TOKENS = 16
-"""That a generation may name."""
-
-
-class StepDescriptor(NamedTuple):
-    """One step. Its tokens are the next ``n_tokens`` of the ring. ``rows_offset`` counts for raw steps only.
-
-    ``further``: how many decodes the scheduler may queue after this step by itself, each with the token that the one before
-    it gave, until one gives a stop token: the next ``n_stop_tokens`` of those in the frame. ``deadline``: when it must have
-    been dispatched, in seconds of CLOCK_MONOTONIC, which all processes of the machine share; 0 for none.
-    """
-
-    request: int
-    session: int
-    n_tokens: int
-    position: int
-    output_rows: int
-    flags: int
-    top_k: int
-    temperature: float
-    top_p: float
-    seed: int
-    rows_offset: int
-    further: int = 0
-    n_stop_tokens: int = 0
-    deadline: float = 0.0
-
-
-STEP_DESCRIPTOR = struct.Struct("<QQIIBBIffQQIBd")
-StepDescriptors = Annotated[list[StepDescriptor], rows_part(STEP_DESCRIPTOR, StepDescriptor._make)]
-
-
-@frame(34)
-class Submit(NamedTuple):
-    """Steps in submission order, and how far the client has read what the scheduler wrote."""
-
-    tokens_written: U64
-    records_read: U64
-    results_read: U64
-    stream_read: U64
-    steps: StepDescriptors
-    stop_tokens: U32s = ()
-
-
-@frame(35)
-class Cancel(NamedTuple):
-    """Settle every outstanding step of the session from ``request`` on; its next position is at most ``position``."""
-
-    session: U64
-    request: U64
-    position: U32
-
-
-@frame(36)
-class OpenArena(NamedTuple):
-    size: U64
-
-
-@frame(37)
-class Consumed(NamedTuple):
-    """How far the client has read, where no submission of its says so."""
-
-    records_read: U64
-    results_read: U64
-    stream_read: U64
-
-
-@frame(38)
-class Halt(NamedTuple):
-    """Queue no further decode for this generation: what is queued or runs is answered as its last step."""
-
-    session: U64
-    request: U64
-
-
-@frame(39)
-class ForkSession(NamedTuple):
-    """Open ``session`` with the first ``length`` tokens of ``parent``, in the same engine."""
-
-    session: U64
-    parent: U64
-    length: U32
-
-
-# --- engine to scheduler ------------------------------------------------------------------------------------------------
-
-
-@frame(48)
-class Offer(NamedTuple):
-    """What the engine serves; follows its Hello. A limit of 0 is none of its own."""
-
-    vocab_size: U32
-    max_sessions: U32
-    max_session_tokens: U32
-    max_batch_size: U32
-    max_decode_sequences: U32
-    max_prefill_chunk_size: U32
-    supports_rewind: U8
-    supports_fork: U8
-    model: Text
-    tokenizer: Text
-    stop_tokens: U32s
-    spec: Text
-
-
-@frame(49)
-class Ready(NamedTuple):
-    """The engine has started."""
-
-    seconds: F32
-
-
-@frame(50)
-class StartFailed(NamedTuple):
-    message: Text
-
-
-@frame(51)
-class SlotRefused(NamedTuple):
-    """The engine would not open this session."""
-
-    slot: U32
-    session: U64
-    code: U16
-    message: Text
-
-
-@frame(52)
-class SlotOpened(NamedTuple):
-    slot: U32
-    session: U64
-
-
-@frame(53)
-class Done(NamedTuple):
-    """The results of this batch are in its slot. ``messages`` are those of the steps that failed, in step order."""
-
-    batch: U64
-    messages: Texts
-
-
-@frame(54)
-class BatchFailed(NamedTuple):
-    """The engine raised: nothing of this batch counts, and its sessions are lost."""
-
-    batch: U64
-    message: Text
-
-
-@frame(55)
-class Faulty(NamedTuple):
-    """The engine has written where it must not: nothing that it says or writes counts any more."""
-
-    message: Text
-
-
-# --- scheduler to engine ------------------------------------------------------------------------------------------------
-
-
-@frame(64)
-class Attached(NamedTuple):
-    """Carries the descriptor of the engine's segment: ``slots`` batch slots, one after the other."""
-
-    engine: U64
-    max_decode_sequences: U32
-    max_prefill_chunk_size: U32
-    slots: U32
-
-
-@frame(65)
-class OpenSlot(NamedTuple):
-    slot: U32
-    session: U64
-    options: Blob
-
-
-@frame(66)
-class CloseSlot(NamedTuple):
-    slot: U32
-
-
-@frame(67)
-class AttachArena(NamedTuple):
-    """Carries the descriptor of a client's arena; comes before the first batch that names the client."""
-
-    client: U64
-    size: U64
-
-
-@frame(68)
-class DetachArena(NamedTuple):
-    """No later batch names this client."""
-
-    client: U64
-
-
-@frame(70)
-class ForkSlot(NamedTuple):
-    """Open ``slot`` with the first ``length`` tokens of the session in slot ``parent``."""
-
-    slot: U32
-    session: U64
-    parent: U32
-    length: U32
-
-
-@frame(69)
-class Work(NamedTuple):
-    """The batch in ``slot`` is the engine's until its Done or BatchFailed."""
-
-    batch: U64
-    slot: U32
-
-
-# --- control ------------------------------------------------------------------------------------------------------------
-
-
-@frame(80)
-class AskStatus(NamedTuple):
-    """``batches``: how many of each engine's last batches to tell of."""
-
-    batches: U32
-
-
-@frame(81)
-class Status(NamedTuple):
-    """A JSON document."""
-
-    document: Blob
-
-
-@frame(82)
-class Stop(NamedTuple):
-    """Answered with Stopping. A negative ``drain_s`` leaves the daemon's own drain time-out."""
-
-    drain_s: F64
+from shmsched.wire.client_frames import (
+    MAX_OPTIONS,
+    MAX_STOP_TOKENS,
+    STEP_DESCRIPTOR,
+    Arena,
+    ArenaRefused,
+    Cancel,
+    CloseSession,
+    Completions,
+    Consumed,
+    Failed,
+    ForkSession,
+    Halt,
+    Model,
+    OpenArena,
+    OpenSession,
+    Returned,
+    SessionEnded,
+    SessionOpened,
+    SessionRefused,
+    StepDescriptor,
+    StepDescriptors,
+    StepFlags,
+    Submit,
+    Welcome,
+)
+from shmsched.wire.common_frames import (
+    MAGIC,
+    MAJOR,
+    MINOR,
+    AskStatus,
+    Hello,
+    Refused,
+    Role,
+    Status,
+    Stop,
+    Stopping,
+)
+from shmsched.wire.engine_frames import (
+    AttachArena,
+    Attached,
+    BatchFailed,
+    CloseSlot,
+    DetachArena,
+    Done,
+    Faulty,
+    ForkSlot,
+    Offer,
+    OpenSlot,
+    Ready,
+    SlotOpened,
+    SlotRefused,
+    StartFailed,
+    Work,
+)
+
+__all__ = [
+    "Arena",
+    "ArenaRefused",
+    "AskStatus",
+    "AttachArena",
+    "Attached",
+    "BatchFailed",
+    "Cancel",
+    "CloseSession",
+    "CloseSlot",
+    "Completions",
+    "Consumed",
+    "DetachArena",
+    "Done",
+    "Failed",
+    "Faulty",
+    "ForkSession",
+    "ForkSlot",
+    "Halt",
+    "Hello",
+    "MAGIC",
+    "MAJOR",
+    "MAX_OPTIONS",
+    "MAX_STOP_TOKENS",
+    "MINOR",
+    "Model",
+    "Offer",
+    "OpenArena",
+    "OpenSession",
+    "OpenSlot",
+    "Ready",
+    "Refused",
+    "Returned",
+    "Role",
+    "STEP_DESCRIPTOR",
+    "SessionEnded",
+    "SessionOpened",
+    "SessionRefused",
+    "SlotOpened",
+    "SlotRefused",
+    "StartFailed",
+    "Status",
+    "StepDescriptor",
+    "StepDescriptors",
+    "StepFlags",
+    "Stop",
+    "Stopping",
+    "Submit",
+    "Welcome",
+    "Work",
+]
