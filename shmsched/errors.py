@@ -108,6 +108,10 @@ class EngineStartError(ShmschedError):
     """An engine could not be started."""
 
 
+class EngineFaulty(ShmschedError):
+    """An engine wrote where it must not, and is not used any more."""
+
+
 class ErrorCode(IntEnum):
     """How an error travels in a frame. Numbers are part of the protocol and are never reused."""
 

@@ -66,10 +66,11 @@ class AsyncStream(TokenStream):
         while not self.ended:
             await self._wait()
 
-    def cancel(self) -> None:
-        """Want no more of it. The session goes on behind the last token that was taken, which is not fed. Idempotent."""
+    def cancel(self) -> bool:
+        """Want no more of it, as ``WaitingStream.cancel``."""
         if not self.ended and self._channel.withdraw(self):
-            self.settle_cancelled()
+            self.end_here()
+        return self.cancelled
 
     def halt(self) -> None:
         """Have the step that is queued or runs be the last: for engines that cannot rewind. Its token still comes."""

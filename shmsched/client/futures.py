@@ -72,10 +72,28 @@ class WaitingStream(TokenStream):
         self._channel = channel
         self._came = threading.Condition()
 
-    def cancel(self) -> None:
-        """Want no more of it. The session goes on behind the last token that was taken, which is not fed. Idempotent."""
-        if not self.ended and self._channel.withdraw(self):
-            self.settle_cancelled()
+    def cancel(self) -> bool:
+        """Want no more of it. The session goes on behind the last token that was taken, which is not fed.
+
+        False if its last token has come, or is about to be here: then nothing is undone.
+        """
+        # Nobody takes a token between the moment that says where the session stands and the end.
+        with self._came:
+            if not self.ended and self._channel.withdraw(self):
+                self.end_here()
+            return self.cancelled
+
+    def streamed(self, token: int, logprob: float) -> None:
+        with self._came:
+            super().streamed(token, logprob)
+
+    def settle(self, response: Response) -> None:
+        with self._came:
+            super().settle(response)
+
+    def settle_failed(self, error: ShmschedError) -> None:
+        with self._came:
+            super().settle_failed(error)
 
     def halt(self) -> None:
         """Have the step that is queued or runs be the last: for engines that cannot rewind. Its token still comes."""

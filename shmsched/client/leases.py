@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from shmsched.errors import Full, InvalidRequest
 from shmsched.memory.arena import ArenaAllocator
-from shmsched.memory.layouts import LOGIT
+from shmsched.memory.layouts import GUARD, LOGIT
 from shmsched.memory.segment import Segment
 from shmsched.steps import LogitsBlock
 
@@ -33,24 +33,24 @@ class ClientArena:
     def reserve(self, rows: int, vocab_size: int) -> int:
         """Room for ``rows`` rows: its offset in bytes. Raises Full, naming the leases held."""
         n_bytes = rows * vocab_size * LOGIT.itemsize
-        if n_bytes > self.size:
+        if n_bytes + 2 * GUARD > self.size:
             raise InvalidRequest(
                 f"{rows} rows of {vocab_size} logits take {n_bytes:,} bytes; the arena has {self.size:,}."
                 " Ask for fewer rows, or make the client with a larger arena_bytes"
             )
         self._collect()
-        offset = self._allocator.allocate(n_bytes)
+        offset = self._allocator.allocate(n_bytes + 2 * GUARD)
         if offset is None:
             raise Full(
                 f"no room for {rows} rows of {vocab_size} logits ({n_bytes:,} bytes) in the arena of {self.size:,} bytes:"
                 f" {self._leased} leases are held and {self._allocator.held - self._leased} steps are outstanding."
                 " Release logits, keep copies, or make the client with a larger arena_bytes"
             )
-        return offset
+        return offset + GUARD
 
     def free(self, offset: int) -> None:
         """Rows of a step that ended without an answer."""
-        self._allocator.free(offset)
+        self._allocator.free(offset - GUARD)
 
     def lease(self, offset: int, rows: int, vocab_size: int) -> LogitsBlock:
         """The answer in these rows. They come back when the block and every array made from it are gone."""
@@ -61,7 +61,7 @@ class ClientArena:
 
     def _collect(self) -> None:
         while self._ended:
-            self._allocator.free(self._ended.popleft())
+            self._allocator.free(self._ended.popleft() - GUARD)
             self._leased -= 1
 
 

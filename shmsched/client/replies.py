@@ -92,10 +92,17 @@ class TokenStream(Reply):
         """Where the session stands for one who has taken ``taken`` tokens and none of what came after."""
         return self.prompt_end + self.taken - 1 if self.taken else self.start
 
+    def end_here(self) -> None:
+        """It was withdrawn: what came and was not taken does not count."""
+        self.tokens.clear()
+        self.cancelled = self.ended = True
+        self.wake()
+
     def streamed(self, token: int, logprob: float) -> None:
         """A token came, and another one will."""
-        self.tokens.append(SampledToken(token, logprob))
-        self.wake()
+        if not self.ended:
+            self.tokens.append(SampledToken(token, logprob))
+            self.wake()
 
     def settle(self, response: Response) -> None:
         if self.ended:
@@ -112,11 +119,8 @@ class TokenStream(Reply):
             self.wake()
 
     def settle_cancelled(self) -> None:
-        if self.withdrawn:
-            if not self.ended:
-                self.cancelled = self.ended = True
-                self.wake()
-        else:
+        # Its own cancelling ends it with ``end_here``.
+        if not self.withdrawn:
             self.settle_failed(
                 StepCancelled("an earlier step of the session was cancelled, and this generation with it")
             )

@@ -9,7 +9,7 @@ import numpy as np
 
 from shmsched.daemon.state import Generation, Session, SessionState, Step
 from shmsched.errors import ErrorCode, InvalidRequest
-from shmsched.memory.layouts import LOGIT
+from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
@@ -69,8 +69,12 @@ def admit(
             _check_sampling(d)
     elif n_rows:
         size = 0 if arena is None else arena.size
-        if d.rows_offset % LOGIT.itemsize or d.rows_offset + n_rows * offer.vocab_size * LOGIT.itemsize > size:
-            raise _invalid(f"{n_rows} rows of logits at offset {d.rows_offset} do not lie in the arena of {size} bytes")
+        end_of_rows = d.rows_offset + n_rows * offer.vocab_size * LOGIT.itemsize
+        if d.rows_offset % CACHE_LINE or d.rows_offset < GUARD or end_of_rows + GUARD > size:
+            raise _invalid(
+                f"{n_rows} rows of logits at offset {d.rows_offset}, with {GUARD} bytes on either side, do not lie in the arena"
+                f" of {size} bytes"
+            )
     generation = _generation(d, stop_tokens) if d.further else None
     if session.outstanding and session.generating is not None:
         raise _invalid(f"session {d.session} is generating; it can be halted or cancelled, and nothing can follow it")

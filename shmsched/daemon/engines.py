@@ -86,6 +86,18 @@ class Engines:
         else:
             self._daemon.log(f"the engine with pid {pid} did not start: {reason}")
 
+    def faulty(self, link: EngineLink, reason: str) -> None:
+        """It has written where it must not. Nothing of it counts, and it is not started again: it would do the same."""
+        message = f"engine {link.offer.spec} (pid {link.peer.pid}) is marked down: {reason}"
+        self._daemon.log(message)
+        link.abandon(ErrorCode.ENGINE_ERROR, message, self._daemon)
+        self._changed()
+        worker = self._supervisor.worker_of(link.peer.pid)
+        if worker is not None:
+            self._supervisor.give_up(worker, message)
+        elif link.pidfd >= 0:
+            signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
+
     def hangs(self, link: EngineLink) -> None:
         """It has owed an answer for the whole step time-out. Its steps fail now; its rows return once it is dead."""
         link.read()

@@ -105,6 +105,8 @@ class EngineHandler:
             case frames.BatchFailed():
                 link.batch_failed(message, self._daemon)
                 self._daemon.touched_engines.add(link)
+            case frames.Faulty(reason):
+                self._daemon.engines.faulty(link, reason)
             case _:
                 raise ProtocolError(f"an engine sent a {type(message).__name__} frame")
 

@@ -108,6 +108,12 @@ class Supervisor:
         if worker.pidfd >= 0:
             signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
 
+    def give_up(self, worker: Worker, reason: str) -> None:
+        """End the worker's process at once, and start no other one."""
+        worker.reason = reason
+        worker.state = WorkerState.GIVEN_UP
+        self.kill(worker)
+
     def end(self, grace_s: float, ended: Callable[[], None]) -> None:
         """No more restarts. Engines end by the end of their connections; what still runs after ``grace_s`` is killed."""
         self._ending = True
@@ -185,6 +191,8 @@ class Supervisor:
         worker.failures = 1 if completed else worker.failures + 1
         if self._ending:
             worker.state = WorkerState.ENDED
+        elif worker.state is WorkerState.GIVEN_UP:
+            pass
         elif not worker.was_ready:
             worker.state = WorkerState.GIVEN_UP
             self._log(f"engine {worker.spec} did not start: {worker.reason or worker.last_exit}")

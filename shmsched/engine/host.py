@@ -15,8 +15,17 @@ import numpy.typing as npt
 
 from shmsched.engine.batch_view import BatchView, StepRow
 from shmsched.engine.contract import Engine, EngineInfo, Limits
+from shmsched.engine.guards import Guards, WroteBeyondRows
 from shmsched.engine.plan import Row, gather, passes, wanted
-from shmsched.errors import EngineSpecError, EngineStartError, ErrorCode, ProtocolError, Unsupported, error_of
+from shmsched.errors import (
+    EngineFaulty,
+    EngineSpecError,
+    EngineStartError,
+    ErrorCode,
+    ProtocolError,
+    Unsupported,
+    error_of,
+)
 from shmsched.memory.layouts import HEADER, LOGIT, STEP_DTYPE, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
@@ -71,7 +80,7 @@ class EngineHost:
         self._link = link
         self._spec = spec
         self._slots: list[BatchSlot] = []
-        self._arenas: dict[int, npt.NDArray[np.float32]] = {}
+        self._arenas: dict[int, memoryview] = {}
         self._lengths: dict[int, int] = {}
 
     def run(self) -> None:
@@ -88,6 +97,9 @@ class EngineHost:
             while (arrived := self._link.receive()) is not None:
                 for message in arrived:
                     self._handle(message)
+        except WroteBeyondRows as e:
+            self._link.send(frames.Faulty(str(e)))
+            raise EngineFaulty(f"engine {self._spec} is faulty: {e}") from e
         finally:
             self._engine.close()
 
@@ -140,7 +152,7 @@ class EngineHost:
             case frames.AttachArena(client, size):
                 segment = Segment(self._link.descriptor(), size)
                 segment.close_descriptor()
-                self._arenas[client] = np.frombuffer(segment.buffer, LOGIT)
+                self._arenas[client] = memoryview(segment.buffer)
             case frames.DetachArena(client):
                 self._arenas.pop(client, None)
             case _:
@@ -167,12 +179,15 @@ class EngineHost:
     def _run_batch(self, batch: int, slot: BatchSlot) -> frames.Done | frames.BatchFailed:
         entries, tokens = slot.pull(batch)
         outcome = BatchOutcome(entries)
+        guards = Guards(entries, self._arenas, self._engine.info.vocab_size)
         try:
             for rows in passes(entries):
                 self._run_pass(rows, entries, tokens, outcome)
         except Exception as e:
             traceback.print_exc(file=sys.stderr)
+            guards.check()
             return frames.BatchFailed(batch, f"{type(e).__name__}: {e}")
+        guards.check()
         outcome.write(slot)
         return frames.Done(batch, tuple(outcome.messages[i] for i in sorted(outcome.messages)))
 
@@ -241,8 +256,8 @@ class EngineHost:
         if entry.sampled:
             return None
         vocab = self._engine.info.vocab_size
-        at = entry.rows_offset // LOGIT.itemsize + r * vocab
-        return self._arenas[entry.client][at : at + vocab]
+        at = entry.rows_offset + r * vocab * LOGIT.itemsize
+        return np.frombuffer(self._arenas[entry.client], LOGIT, vocab, at)
 
 
 class BatchOutcome:

@@ -164,3 +164,5 @@ class BatchSlotLayout:
 
 
 LOGIT = np.dtype("<f4")
+GUARD = CACHE_LINE
+"""Bytes in front of a raw step's rows in the arena, and behind them, in which nobody may write but the engine's host."""

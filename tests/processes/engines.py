@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -77,3 +78,28 @@ class Unstartable(Engine):
 
     def start(self, limits: object) -> None:
         raise RuntimeError("no weights here")
+
+
+class Unforkable(Echo):
+    """Echo, but for forking."""
+
+    fork_session = Engine.fork_session
+
+
+class Overrunning(Echo):
+    """Writes beyond its raw rows, as a kernel with a wrong size does, where the first token of a batch says so."""
+
+    BEHIND, BEFORE, AND_RAISE = 500, 501, 502
+
+    def __init__(self, *, vocab: int = 1000, max_sessions: int = 8, model: str = "echo") -> None:
+        super().__init__(vocab=vocab, max_sessions=max_sessions, model=model)
+
+    def forward(self, batch: BatchView) -> None:
+        super().forward(batch)
+        told = int(batch.tokens[0])
+        if told in (self.BEHIND, self.BEFORE, self.AND_RAISE):
+            row = batch.rows[0]
+            beyond = -4 if told == self.BEFORE else row.nbytes
+            ctypes.memmove(row.ctypes.data + beyond, b"oops", 4)
+        if told == self.AND_RAISE:
+            raise RuntimeError("the engine was told to raise")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple, get_type_hints
 
 import pytest
@@ -44,7 +45,9 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
 
 
 def messages(cls: type) -> st.SearchStrategy[Any]:
-    return st.builds(cls, *map(values_of, get_type_hints(cls, vars(frames), include_extras=True).values()))
+    return st.builds(
+        cls, *map(values_of, get_type_hints(cls, vars(sys.modules[cls.__module__]), include_extras=True).values())
+    )
 
 
 ANY = st.one_of(*[messages(cls) for cls in KINDS])

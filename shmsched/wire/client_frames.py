@@ -1,0 +1,217 @@
+"""What scheduler and clients say to each other."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Annotated, NamedTuple
+
+from shmsched.wire.codec import U8, U16, U32, U64, Blob, Text, U32s, U64s, frame, rows_part
+
+# --- scheduler to client ------------------------------------------------------------------------------------------------
+
+
+@frame(16)
+class Welcome(NamedTuple):
+    """Carries the descriptor of the client's segment. Models come before it, so that they are known once it is here."""
+
+    client: U64
+    daemon_pid: U32
+    ring_tokens: U32
+    records: U32
+    results: U32
+    stream: U32
+    max_arena: U64
+
+
+@frame(17)
+class Model(NamedTuple):
+    """A model and the limits in force for it; sent again when ``engines`` (those ready) changes."""
+
+    vocab_size: U32
+    max_sessions: U32
+    max_session_tokens: U32
+    max_decode_sequences: U32
+    max_prefill_chunk_size: U32
+    engines: U32
+    supports_rewind: U8
+    supports_fork: U8
+    model: Text
+    tokenizer: Text
+    stop_tokens: U32s
+
+
+@frame(18)
+class SessionOpened(NamedTuple):
+    session: U64
+    engine: U64
+    model: Text
+
+
+@frame(19)
+class SessionRefused(NamedTuple):
+    session: U64
+    code: U16
+    message: Text
+
+
+@frame(20)
+class SessionEnded(NamedTuple):
+    """The session is gone without its client having closed it."""
+
+    session: U64
+    code: U16
+    message: Text
+
+
+@frame(21)
+class Completions(NamedTuple):
+    """Up to these cursors records, results and streamed tokens are the client's to read, the streamed tokens before the
+    records; the ring is free before ``tokens_read``."""
+
+    records_written: U64
+    results_written: U64
+    stream_written: U64
+    tokens_read: U64
+
+
+@frame(22)
+class Failed(NamedTuple):
+    """These steps failed, or were cancelled. ``rows_held``: their logits rows are not free yet, a Returned will say when."""
+
+    code: U16
+    rows_held: U8
+    message: Text
+    requests: U64s
+
+
+@frame(23)
+class Returned(NamedTuple):
+    """No engine can write into the logits rows of these steps any more."""
+
+    requests: U64s
+
+
+@frame(24)
+class Arena(NamedTuple):
+    """Carries the descriptor of the client's arena."""
+
+    size: U64
+
+
+@frame(25)
+class ArenaRefused(NamedTuple):
+    code: U16
+    message: Text
+
+
+# --- client to scheduler ------------------------------------------------------------------------------------------------
+
+
+MAX_OPTIONS = 65536
+"""Bytes that a session may pass to its engine."""
+
+
+@frame(32)
+class OpenSession(NamedTuple):
+    """``model`` may be empty where there is one only. ``block``: wait for a free slot."""
+
+    session: U64
+    block: U8
+    model: Text
+    options: Blob
+
+
+@frame(33)
+class CloseSession(NamedTuple):
+    session: U64
+
+
+class StepFlags(IntEnum):
+    SAMPLED = 1
+    MORE = 2
+    """Another chunk of the same submission follows."""
+
+
+MAX_STOP_TOKENS = 16
+"""That a generation may name."""
+
+
+class StepDescriptor(NamedTuple):
+    """One step. Its tokens are the next ``n_tokens`` of the ring. ``rows_offset`` counts for raw steps only.
+
+    ``further``: how many decodes the scheduler may queue after this step by itself, each with the token that the one before
+    it gave, until one gives a stop token: the next ``n_stop_tokens`` of those in the frame. ``deadline``: when it must have
+    been dispatched, in seconds of CLOCK_MONOTONIC, which all processes of the machine share; 0 for none.
+    """
+
+    request: int
+    session: int
+    n_tokens: int
+    position: int
+    output_rows: int
+    flags: int
+    top_k: int
+    temperature: float
+    top_p: float
+    seed: int
+    rows_offset: int
+    further: int = 0
+    n_stop_tokens: int = 0
+    deadline: float = 0.0
+
+
+STEP_DESCRIPTOR = struct.Struct("<QQIIBBIffQQIBd")
+StepDescriptors = Annotated[list[StepDescriptor], rows_part(STEP_DESCRIPTOR, StepDescriptor._make)]
+
+
+@frame(34)
+class Submit(NamedTuple):
+    """Steps in submission order, and how far the client has read what the scheduler wrote."""
+
+    tokens_written: U64
+    records_read: U64
+    results_read: U64
+    stream_read: U64
+    steps: StepDescriptors
+    stop_tokens: U32s = ()
+
+
+@frame(35)
+class Cancel(NamedTuple):
+    """Settle every outstanding step of the session from ``request`` on; its next position is at most ``position``."""
+
+    session: U64
+    request: U64
+    position: U32
+
+
+@frame(36)
+class OpenArena(NamedTuple):
+    size: U64
+
+
+@frame(37)
+class Consumed(NamedTuple):
+    """How far the client has read, where no submission of its says so."""
+
+    records_read: U64
+    results_read: U64
+    stream_read: U64
+
+
+@frame(38)
+class Halt(NamedTuple):
+    """Queue no further decode for this generation: what is queued or runs is answered as its last step."""
+
+    session: U64
+    request: U64
+
+
+@frame(39)
+class ForkSession(NamedTuple):
+    """Open ``session`` with the first ``length`` tokens of ``parent``, in the same engine."""
+
+    session: U64
+    parent: U64
+    length: U32

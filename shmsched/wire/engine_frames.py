@@ -1,0 +1,136 @@
+"""What engines and scheduler say to each other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Text, Texts, U32s, frame
+
+# --- engine to scheduler ------------------------------------------------------------------------------------------------
+
+
+@frame(48)
+class Offer(NamedTuple):
+    """What the engine serves; follows its Hello. A limit of 0 is none of its own."""
+
+    vocab_size: U32
+    max_sessions: U32
+    max_session_tokens: U32
+    max_batch_size: U32
+    max_decode_sequences: U32
+    max_prefill_chunk_size: U32
+    supports_rewind: U8
+    supports_fork: U8
+    model: Text
+    tokenizer: Text
+    stop_tokens: U32s
+    spec: Text
+
+
+@frame(49)
+class Ready(NamedTuple):
+    """The engine has started."""
+
+    seconds: F32
+
+
+@frame(50)
+class StartFailed(NamedTuple):
+    message: Text
+
+
+@frame(51)
+class SlotRefused(NamedTuple):
+    """The engine would not open this session."""
+
+    slot: U32
+    session: U64
+    code: U16
+    message: Text
+
+
+@frame(52)
+class SlotOpened(NamedTuple):
+    slot: U32
+    session: U64
+
+
+@frame(53)
+class Done(NamedTuple):
+    """The results of this batch are in its slot. ``messages`` are those of the steps that failed, in step order."""
+
+    batch: U64
+    messages: Texts
+
+
+@frame(54)
+class BatchFailed(NamedTuple):
+    """The engine raised: nothing of this batch counts, and its sessions are lost."""
+
+    batch: U64
+    message: Text
+
+
+@frame(55)
+class Faulty(NamedTuple):
+    """The engine has written where it must not: nothing that it says or writes counts any more."""
+
+    message: Text
+
+
+# --- scheduler to engine ------------------------------------------------------------------------------------------------
+
+
+@frame(64)
+class Attached(NamedTuple):
+    """Carries the descriptor of the engine's segment: ``slots`` batch slots, one after the other."""
+
+    engine: U64
+    max_decode_sequences: U32
+    max_prefill_chunk_size: U32
+    slots: U32
+
+
+@frame(65)
+class OpenSlot(NamedTuple):
+    slot: U32
+    session: U64
+    options: Blob
+
+
+@frame(66)
+class CloseSlot(NamedTuple):
+    slot: U32
+
+
+@frame(67)
+class AttachArena(NamedTuple):
+    """Carries the descriptor of a client's arena; comes before the first batch that names the client."""
+
+    client: U64
+    size: U64
+
+
+@frame(68)
+class DetachArena(NamedTuple):
+    """No later batch names this client."""
+
+    client: U64
+
+
+@frame(70)
+class ForkSlot(NamedTuple):
+    """Open ``slot`` with the first ``length`` tokens of the session in slot ``parent``."""
+
+    slot: U32
+    session: U64
+    parent: U32
+    length: U32
+
+
+@frame(69)
+class Work(NamedTuple):
+    """The batch in ``slot`` is the engine's until its Done or BatchFailed."""
+
+    batch: U64
+    slot: U32
