@@ -11,10 +11,12 @@ from typing import TypeVar, cast
 
 from shmsched.client.async_replies import AsyncReply, AsyncStream
 from shmsched.client.async_session import AsyncSession
-from shmsched.client.core import ClientCore, MakeSubmission, check_further
+from shmsched.client.core import ClientCore, check_further, deadline_of, output_rows_of
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
+from shmsched.client.submission import Submission
+from shmsched.client.tokens import as_tokens
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -208,8 +210,12 @@ class AsyncClient(ClientCore):
         block: bool,
         timeout: float | None,
     ) -> Response:
-        make = self._prepare(session, tokens, position, sampling, output_rows, deadline)
-        reply = await self._send(make, AsyncReply(), block, timeout)
+        self._check_usable()
+        submission = Submission(
+            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
+            deadline_of(deadline),
+        )  # fmt: skip
+        reply = await self._send(submission, AsyncReply(), block, timeout)
         try:
             return await reply.wait()
         except asyncio.CancelledError:
@@ -228,13 +234,16 @@ class AsyncClient(ClientCore):
         timeout: float | None,
     ) -> AsyncStream:
         check_further(further, sampling, stop_tokens, session.vocab_size)
-        make = self._prepare(session, tokens, None, sampling, OutputRows.LAST, deadline, further, stop_tokens)
-        return await self._send(make, AsyncStream(self._channel), block, timeout)
+        submission = Submission(
+            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
+            further, stop_tokens,
+        )  # fmt: skip
+        return await self._send(submission, AsyncStream(self._channel), block, timeout)
 
-    async def _send(self, make: MakeSubmission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
-        """Submit what ``make`` makes, once there is room and those who came before have gone."""
+    async def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
+        """Submit, once there is room and those who came before have gone."""
         if not self._line.locked():
-            lacking = await self._try(make, reply)
+            lacking = await self._try(submission, reply)
             if lacking is None:
                 return reply
         else:
@@ -243,24 +252,23 @@ class AsyncClient(ClientCore):
             raise Full(f"{lacking}; submit with block=True to wait")
         try:
             async with asyncio.timeout(timeout), self._line:
-                while (lacking := await self._try(make, reply)) is not None:
+                while (lacking := await self._try(submission, reply)) is not None:
                     self._room = self._loop.create_future()
                     await self._room
         except TimeoutError:
             raise Full(f"{lacking}, and waiting {timeout:g} s did not change that") from None
         return reply
 
-    async def _try(self, make: MakeSubmission, reply: Reply) -> str | None:
+    async def _try(self, submission: Submission, reply: Reply) -> str | None:
         """Submit it if there is room. Returns what is lacking."""
         while True:
             with self._channel.lock:
-                submission = make()
-                self._check(submission)
-                if not submission.raw_rows or self._channel.arena is not None:
-                    lacking = self._channel.lacking(submission)
-                    if lacking is None:
-                        self._send_now(submission, reply)
+                lacking = self._place(submission)
+                if lacking is not None:
                     return lacking
+                if not submission.raw_rows or self._channel.arena is not None:
+                    self._send_now(submission, reply)
+                    return None
             await self._ensure_arena()
 
     def _room_came(self) -> None:

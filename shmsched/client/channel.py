@@ -22,6 +22,7 @@ from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
 from shmsched.steps import Response
 from shmsched.wire import frames
+from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.link import Link
 
 _NO_ROWS = -1
@@ -53,6 +54,8 @@ class Channel:
         self.max_arena = welcome.max_arena
         self._link = link
         self._ring = TokenWriter(np.frombuffer(segment.buffer, np.int32, layout.ring_tokens))
+        # What has been read is announced a quarter of the ring at a time: for more room than the rest one could wait for ever.
+        self._most_tokens = self._ring.capacity * 3 // 4
         self._records = RecordReader(view[layout.records_offset :][: RECORD.size * layout.records], RECORD.size)
         size = RESULT_DTYPE.itemsize
         self._results = RecordReader(view[layout.results_offset :][: size * layout.results], size)
@@ -72,51 +75,29 @@ class Channel:
 
     # --- submitting -----------------------------------------------------------------------------------------------------
 
-    def next_request_id(self) -> int:
-        """A request id that no outstanding step has. The caller holds the lock."""
-        self._next_id += 1
-        while self._next_id in self._ids:
-            self._next_id += 1
-        return self._next_id
-
-    def check_fits(self, submission: Submission) -> None:
-        """Refuse what no waiting would make room for. Raises InvalidRequest with the sizes."""
-        most = self._ring.capacity * 3 // 4
-        if submission.n_tokens > most:
-            raise InvalidRequest(f"{submission.n_tokens} tokens in one submission; the token ring takes at most {most}")
-        if len(submission.chunks) > self._records.capacity:
-            raise InvalidRequest(
-                f"{len(submission.chunks)} chunks in one submission; at most {self._records.capacity} are outstanding"
-            )
-        if submission.params.sampling is not None and submission.n_rows > self._results.capacity:
-            raise InvalidRequest(
-                f"{submission.n_rows} sampled rows in one step; at most {self._results.capacity} are outstanding"
-            )
-
-    def submit(self, submission: Submission, reply: Reply) -> None:
-        """Send all of it or nothing. The caller holds the lock, has checked the submission and has seen that nothing lacks."""
-        session, raw_rows = submission.session, submission.raw_rows
+    def submit(self, submission: Submission, reply: Reply, later: bool = False) -> None:
+        """Send all of it or nothing. The caller holds the lock, and has seen that nothing lacks."""
+        session, raw_rows, first = submission.session, submission.raw_rows, self._next_request
         n_results = 0 if raw_rows else submission.n_rows
+        request_id = submission.request_id
+        if request_id is None:
+            request_id = self._free_id()
+        elif request_id in self._ids:
+            raise InvalidRequest(f"request {request_id} is still outstanding; ids may repeat once settled")
         offset = _NO_ROWS
         if raw_rows:
             assert self.arena is not None
             offset = self.arena.reserve(raw_rows, session.vocab_size)
-        first = self._next_request
-        descriptors = submission.describe(first, max(offset, 0))
-        reply.start = submission.position
-        reply.first_request, reply.last_request = first, first + len(descriptors) - 1
-        pending = {}
-        for d in descriptors:
-            is_last = d.request == reply.last_request
-            pending[d.request] = Pending(
-                reply, session, submission.request_id, d.position, n_results if is_last else 0,
-                offset if is_last else _NO_ROWS, is_last,
-            )  # fmt: skip
+        descriptors = submission.describe(first, offset if raw_rows else 0)
+        last = descriptors[-1]
+        reply.start, reply.first_request, reply.last_request = submission.start, first, last.request
         if isinstance(reply, TokenStream):
-            reply.prompt_end = submission.position + submission.n_tokens
-            reply.step_position = descriptors[-1].position
+            reply.prompt_end, reply.step_position = submission.start + submission.n_tokens, last.position
+        pending = {last.request: Pending(reply, session, request_id, last.position, n_results, offset, True)}
+        for d in descriptors[:-1]:
+            pending[d.request] = Pending(reply, session, request_id, d.position, 0, _NO_ROWS, False)
         ring, sent = self._ring.written, self._link.frames_sent
-        frame = frames.Submit(
+        frame = pack_submit(
             ring + submission.n_tokens, self._records.read, self._results.read, self._stream.read, descriptors,
             submission.stop_tokens,
         )  # fmt: skip
@@ -124,15 +105,15 @@ class Channel:
             for chunk in submission.chunks:
                 self._ring.write(chunk)
             self._pending.update(pending)
-            self._ids.add(submission.request_id)
-            self._link.send(frame)
+            self._ids.add(request_id)
+            self._link.send_packed(frame, later)
         except BaseException:
             # An interrupt, say: a ring that is ahead of what frames have announced would end the connection.
             if self._link.frames_sent == sent:
                 self._ring.written = ring
                 for request in pending:
                     self._pending.pop(request, None)
-                self._ids.discard(submission.request_id)
+                self._ids.discard(request_id)
                 if offset != _NO_ROWS and self.arena is not None:
                     self.arena.free(offset)
                 raise
@@ -144,15 +125,31 @@ class Channel:
         self._next_request = reply.last_request + 1
         self._outstanding_results += n_results
 
+    def _free_id(self) -> int:
+        """A request id that no outstanding step has."""
+        self._next_id += 1
+        while self._next_id in self._ids:
+            self._next_id += 1
+        return self._next_id
+
     def lacking(self, submission: Submission) -> str | None:
-        """What there is no room for now, in words."""
-        if submission.n_tokens > self._ring.room:
-            return f"{submission.n_tokens} tokens do not fit the {self._ring.room} free cells of the token ring"
-        if len(self._pending) + len(submission.chunks) > self._records.capacity:
+        """What there is no room for now, in words. Raises InvalidRequest, with the sizes, where no waiting would make room."""
+        n, chunks = submission.n_tokens, len(submission.chunks)
+        if n > self._most_tokens:
+            raise InvalidRequest(f"{n} tokens in one submission; the token ring takes at most {self._most_tokens}")
+        if n > self._ring.room:
+            return f"{n} tokens do not fit the {self._ring.room} free cells of the token ring"
+        if len(self._pending) + chunks > self._records.capacity:
+            if chunks > self._records.capacity:
+                raise InvalidRequest(
+                    f"{chunks} chunks in one submission; at most {self._records.capacity} are outstanding"
+                )
             return f"{len(self._pending)} steps are outstanding, of at most {self._records.capacity}"
-        if submission.params.sampling is None:
-            return None
-        if self._outstanding_results + submission.n_rows > self._results.capacity:
+        if submission.sampling is not None and self._outstanding_results + submission.n_rows > self._results.capacity:
+            if submission.n_rows > self._results.capacity:
+                raise InvalidRequest(
+                    f"{submission.n_rows} sampled rows in one step; at most {self._results.capacity} are outstanding"
+                )
             return f"{self._outstanding_results} sampled rows are outstanding, of at most {self._results.capacity}"
         return None
 
@@ -326,6 +323,3 @@ class Channel:
     def _free_rows(self, pending: Pending) -> None:
         if pending.rows_offset != _NO_ROWS and self.arena is not None:
             self.arena.free(pending.rows_offset)
-
-    def id_is_outstanding(self, request_id: int) -> bool:
-        return request_id in self._ids

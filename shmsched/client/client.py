@@ -12,10 +12,9 @@ from typing import TypeVar, cast
 from shmsched.client.core import (
     BLOCK_TIMEOUT_S,
     ClientCore,
-    MakeSubmission,
-    _deadline,
-    _output_rows,
     check_further,
+    deadline_of,
+    output_rows_of,
 )
 from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.leases import ClientArena
@@ -26,9 +25,9 @@ from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
 from shmsched.client.submission import Submission
 from shmsched.client.tokens import as_tokens
-from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerUnreachable, Unsupported, UsedAfterFork
+from shmsched.errors import ClientClosed, Full, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows, Request, RequestParams, SamplingParams, Tokens
+from shmsched.steps import OutputRows, Request, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
@@ -83,7 +82,7 @@ class Client(ClientCore):
         Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SchedulerStopped, SchedulerDied.
         """
         self._check_usable()
-        self._refuse_in_callback("open a session")
+        self._receiver.refuse_in_callback("open a session")
         answer: Future[Session] = Future()
         number = self._ask_for_session(answer, model, options, seed, block)
         return self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
@@ -103,7 +102,7 @@ class Client(ClientCore):
 
     def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
         length = self._fork_length(parent, upto)
-        self._refuse_in_callback("fork a session")
+        self._receiver.refuse_in_callback("fork a session")
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._channel.lock:
             outstanding = [r for r in self._channel.outstanding_of(parent) if isinstance(r, StepFuture)]
@@ -161,20 +160,12 @@ class Client(ClientCore):
         session = self._state.sessions.get(request.session_id)
         if session is None:
             raise closed_error(request.session_id)
-        tokens = as_tokens(request.tokens, session.vocab_size)
-        chunk = session.model.max_prefill_chunk_size
-        if len(tokens) > chunk:
-            raise InvalidRequest(f"request {request.request_id} has {len(tokens)} tokens; a step has at most {chunk}")
         asked = request.params
-        params = RequestParams(asked.position, asked.sampling, _output_rows(asked.output_rows))
-        due = _deadline(deadline)
-
-        def make() -> Submission:
-            if self._channel.id_is_outstanding(request.request_id):
-                raise InvalidRequest(f"request {request.request_id} is still outstanding; ids may repeat once settled")
-            return Submission(session, request.request_id, [tokens], params.position, params, due)
-
-        return self._send(make, StepFuture(self._channel.withdraw), block, block_timeout)
+        submission = Submission(
+            session, as_tokens(request.tokens, session.vocab_size), asked.position, asked.sampling,
+            output_rows_of(asked.output_rows), deadline_of(deadline), request_id=request.request_id,
+        )  # fmt: skip
+        return self._send(submission, StepFuture(self._receiver), block, block_timeout)
 
     def _submit(
         self,
@@ -187,8 +178,11 @@ class Client(ClientCore):
         block: bool,
         timeout: float | None,
     ) -> StepFuture:
-        make = self._prepare(session, tokens, position, sampling, output_rows, deadline)
-        return self._send(make, StepFuture(self._channel.withdraw), block, timeout)
+        submission = Submission(
+            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
+            deadline_of(deadline),
+        )  # fmt: skip
+        return self._send(submission, StepFuture(self._receiver), block, timeout)
 
     def _stream(
         self,
@@ -202,26 +196,29 @@ class Client(ClientCore):
         timeout: float | None,
     ) -> WaitingStream:
         check_further(further, sampling, stop_tokens, session.vocab_size)
-        make = self._prepare(session, tokens, None, sampling, OutputRows.LAST, deadline, further, stop_tokens)
-        return self._send(make, WaitingStream(self._channel), block, timeout)
+        submission = Submission(
+            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
+            further, stop_tokens,
+        )  # fmt: skip
+        return self._send(submission, WaitingStream(self._channel), block, timeout)
 
-    def _send(self, make: MakeSubmission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
-        """Submit what ``make`` makes, once there is room. Waiting gives up the lock: so it is made and checked again after
-        each wait, by what is true then."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
+        """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is
+        true then."""
+        deadline = None
         with self._channel.lock:
-            while True:
-                submission = make()
-                self._check(submission)
-                if submission.raw_rows and self._channel.arena is None:
+            while (lacking := self._place(submission)) is not None or (
+                submission.raw_rows and self._channel.arena is None
+            ):
+                if lacking is None:
                     self._ensure_arena()
                     continue
-                lacking = self._channel.lacking(submission)
-                if lacking is None:
-                    self._send_now(submission, reply)
-                    return reply
+                if deadline is None and timeout is not None:
+                    deadline = time.monotonic() + timeout
                 if not self._wait_for_room(lacking, block, deadline):
                     raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
+            self._send_now(submission, reply, self._receiver.expects_more())
+        return reply
 
     def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
         """Give up the lock until some room has come back; whatever the caller knew may have changed then.
@@ -230,14 +227,13 @@ class Client(ClientCore):
         """
         if not block:
             raise Full(f"{lacking}; submit with block=True to wait")
-        if threading.current_thread() is self._receiver:
-            raise Full(f"{lacking}; a future's callback cannot wait for room, since it is what makes room")
+        self._receiver.refuse_in_callback(f"wait for room ({lacking})")
         return self._room.wait(None if deadline is None else deadline - time.monotonic())
 
     def _ensure_arena(self) -> None:
         """Have an arena. The lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
         state = self._state
-        self._refuse_in_callback("wait for the logits arena; make the first raw step elsewhere")
+        self._receiver.refuse_in_callback("wait for the logits arena; make the first raw step elsewhere")
         if state.arena is None:
             size = self._arena_size()
             state.arena = Future()
@@ -254,10 +250,6 @@ class Client(ClientCore):
         if self._channel.arena is None:
             self._channel.arena = ClientArena(segment)
 
-    def _refuse_in_callback(self, what: str) -> None:
-        if threading.current_thread() is self._receiver:
-            raise Full(f"a future's callback cannot {what}: the answer comes to the thread that runs it; use another")
-
     # --- the end --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -267,6 +259,7 @@ class Client(ClientCore):
         self._state.closed = True
         self._state.end(ClientClosed("the client was closed"))
         self._link.shutdown()
+        self._receiver.wake()
         if threading.current_thread() is not self._receiver:
             self._receiver.join()
             self._link.close()

@@ -18,17 +18,15 @@ from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
 from shmsched.client.submission import Submission
-from shmsched.client.tokens import as_tokens
 from shmsched.errors import ClientClosed, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
 from shmsched.memory.layouts import LOGIT
-from shmsched.steps import OutputRows, RequestParams, SamplingParams, Tokens
+from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
 LEAST_ARENA = 64 << 20
 BLOCK_TIMEOUT_S = 60.0
 """How long a submission waits for room unless it says otherwise."""
-MakeSubmission = Callable[[], Submission]
 _clients: weakref.WeakSet[ClientCore] = weakref.WeakSet()
 
 
@@ -59,68 +57,41 @@ class ClientCore:
 
     # --- submitting -----------------------------------------------------------------------------------------------------
 
-    def _prepare(
-        self,
-        session: SessionCore,
-        tokens: Tokens,
-        position: int | None,
-        sampling: SamplingParams | None,
-        output_rows: OutputRows,
-        deadline: float | None,
-        further: int = 0,
-        stop_tokens: tuple[int, ...] = (),
-    ) -> MakeSubmission:
-        """What makes the submission once there is room: by then the session may stand elsewhere. Raises InvalidRequest."""
-        self._check_usable()
-        array = as_tokens(tokens, session.vocab_size)
-        output_rows = _output_rows(output_rows)
-        due = _deadline(deadline)
-        size = session.model.max_prefill_chunk_size
-        if output_rows is OutputRows.ALL and len(array) > size:
-            raise InvalidRequest(f"output_rows=ALL with {len(array)} tokens; they must fit one chunk of {size}")
-        chunks = [array[i : i + size] for i in range(0, len(array), size)] if len(array) > size else [array]
+    def _place(self, submission: Submission) -> str | None:
+        """Let it start where the session stands now, refuse what can never run as it stands, and say what there is no room for.
 
-        def make() -> Submission:
-            start = session._position if position is None else position
-            params = RequestParams(start, sampling, output_rows)
-            request_id = self._channel.next_request_id()
-            return Submission(session, request_id, chunks, start, params, due, further, stop_tokens)
-
-        return make
-
-    def _check(self, submission: Submission) -> None:
-        """Refuse what can never run as it stands."""
-        params = submission.params
-        if params.sampling is not None and not isinstance(params.sampling, SamplingParams):
-            raise InvalidRequest(
-                f"sampling is {params.sampling!r}; a SamplingParams, or None for raw logits, is wanted"
-            )
+        The caller holds the lock. Raises InvalidRequest, Unsupported, or why client or session are over.
+        """
         session, start = submission.session, submission.position
-        self._check_usable()
-        session.check_open()
-        end = start + submission.n_tokens
-        most = session.model.info.max_session_tokens
-        if not isinstance(start, int | np.integer) or start < 0 or start > session._position:
+        if self._pid != os.getpid() or self._state.closed or self._channel.dead is not None:
+            self._check_usable()
+        if session.ended is not None or session._stream is not None:
+            session.check_open()
+        stands_at = session._position
+        if start is None:
+            start = stands_at
+        elif not isinstance(start, int | np.integer) or not 0 <= start <= stands_at:
             raise InvalidRequest(
-                f"position {start!r} in session {session.session_id}; it goes on at {session._position}, or below to rewind"
+                f"position {start!r} in session {session.session_id}; it goes on at {stands_at}, or below to rewind"
             )
-        if end + submission.further > most:
-            raise InvalidRequest(
-                f"session {session.session_id} would hold {end + submission.further} tokens;"
-                f" {session.model.info.model} takes at most {most}"
-            )
-        if start < session._position and not session.supports_rewind:
+        elif start < stands_at and not session.supports_rewind:
             raise Unsupported(
-                f"position {start} rewinds session {session.session_id} from {session._position};"
-                f" model {session.model.info.model!r} cannot rewind"
+                f"position {start} rewinds session {session.session_id} from {stands_at};"
+                f" model {session.model.name!r} cannot rewind"
             )
-        self._channel.check_fits(submission)
+        submission.start = int(start)
+        end = submission.start + submission.n_tokens + submission.further
+        most = session.model.max_session_tokens
+        if end > most:
+            raise InvalidRequest(
+                f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {most}"
+            )
+        return self._channel.lacking(submission)
 
-    def _send_now(self, submission: Submission, reply: Reply) -> None:
-        """Send what was checked and has room. The caller holds the lock."""
-        session = submission.session
-        self._channel.submit(submission, reply)
-        start = int(submission.position)
+    def _send_now(self, submission: Submission, reply: Reply, later: bool = False) -> None:
+        """Send what was placed and has room. The caller holds the lock. ``later``: with what follows."""
+        session, start = submission.session, submission.start
+        self._channel.submit(submission, reply, later)
         session.submitted(reply.first_request, start, start + submission.n_tokens)
         for chunk in submission.chunks:
             session.remember(start, chunk)
@@ -226,14 +197,16 @@ class ClientCore:
         self._link.abandon()
 
 
-def _output_rows(value: object) -> OutputRows:
+def output_rows_of(value: object) -> OutputRows:
+    """Raises InvalidRequest if ``value`` is none."""
     try:
         return OutputRows(value)  # type: ignore[arg-type]
     except ValueError:
         raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
 
 
-def _deadline(value: object) -> float:
+def deadline_of(value: object) -> float:
+    """As a frame carries it. Raises InvalidRequest if ``value`` is none."""
     if value is None:
         return 0.0
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
 from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from shmsched.client.channel import Channel
 
 
+class Keeper(Protocol):
+    """Who a future of a step turns to."""
+
+    def withdraw(self, reply: Reply, /) -> bool:
+        """Have the scheduler cancel it. False if it was answered before."""
+
+    def read_until_done(self, future: Future[Any], timeout: float | None, /) -> None:
+        """Take in answers until this one is there, if nobody else does."""
+
+    def poke(self) -> None:
+        """The future was settled by somebody who takes in no answers."""
+
+
 class StepFuture(Future[Response], Reply):
     """A ``concurrent.futures.Future`` whose ``cancel`` reaches the scheduler.
 
@@ -22,29 +35,49 @@ class StepFuture(Future[Response], Reply):
     session are cancelled with it, and the session goes on from where the cancelled submission started.
     """
 
-    def __init__(self, withdraw: Callable[[Reply], bool]) -> None:
+    _cancelling = False
+
+    def __init__(self, keeper: Keeper) -> None:
         super().__init__()
-        self._withdraw = withdraw
-        # Its canceller and the receiver may both come to cancel it; Future takes a second time for a fault.
-        self._settling = threading.Lock()
-        self._cancelling = False
+        self._keeper = keeper
+
+    def result(self, timeout: float | None = None) -> Response:
+        """The answer, waiting up to ``timeout`` seconds for it. Raises the StepError of a step that failed, CancelledError,
+        TimeoutError."""
+        if not self.done():
+            timeout = self._read(timeout)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What ``result`` would raise, or None."""
+        if not self.done():
+            timeout = self._read(timeout)
+        return super().exception(timeout)
+
+    def _read(self, timeout: float | None) -> float | None:
+        """Read the connection in the receiver's stead. Returns what is left of the time-out."""
+        started = time.monotonic()
+        self._keeper.read_until_done(self, timeout)
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
     def cancel(self) -> bool:
         """True if the future is cancelled now, or was before; False if it had its answer already."""
         if self.done():
             return self.cancelled()
-        if not self._withdraw(self):
+        if not self._keeper.withdraw(self):
             return self.cancelled()
         self.settle_cancelled()
         return self.cancelled()
 
     def settle_cancelled(self) -> None:
         """Cancelled, and seen to be: ``wait`` and ``as_completed`` return only those that are notified. Idempotent."""
-        with self._settling:
+        # Its canceller and the receiver may both come to cancel it; Future takes a second time for a fault.
+        with self._condition:
             first, self._cancelling = not self._cancelling, True
         # Outside the lock: this runs the callbacks, which may wait for whatever they like.
         if first and not self.done() and super().cancel():
             self.set_running_or_notify_cancel()
+            self._keeper.poke()
 
     def settle(self, response: Response) -> None:
         try:

@@ -32,14 +32,14 @@ class ClientArena:
 
     def reserve(self, rows: int, vocab_size: int) -> int:
         """Room for ``rows`` rows: its offset in bytes. Raises Full, naming the leases held."""
-        n_bytes = rows * vocab_size * LOGIT.itemsize
-        if n_bytes + 2 * GUARD > self.size:
+        n_bytes = rows * vocab_size * LOGIT.itemsize + 2 * GUARD
+        if n_bytes > self.size:
             raise InvalidRequest(
-                f"{rows} rows of {vocab_size} logits take {n_bytes:,} bytes; the arena has {self.size:,}."
+                f"{rows} rows of {vocab_size} logits and their guards take {n_bytes:,} bytes; the arena has {self.size:,}."
                 " Ask for fewer rows, or make the client with a larger arena_bytes"
             )
         self._collect()
-        offset = self._allocator.allocate(n_bytes + 2 * GUARD)
+        offset = self._allocator.allocate(n_bytes)
         if offset is None:
             raise Full(
                 f"no room for {rows} rows of {vocab_size} logits ({n_bytes:,} bytes) in the arena of {self.size:,} bytes:"

@@ -1,39 +1,178 @@
-"""The thread that receives what the daemon says, and settles futures with it."""
+"""Who reads the connection: a thread, or in its stead the caller that waits for an answer.
+
+An answer that has to pass from a receiving thread to the one that waits for it costs two thread switches and the wait for the
+interpreter's lock; up to its switch interval of 5 ms if the caller is busy. So a caller that waits for a future reads the
+connection itself, and settles whatever arrives with it. The thread then stands aside, and looks every millisecond whether
+callers still come; what is awaited by other means (callbacks, ``wait``, streams) it reads itself.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import threading
+import time
 import traceback
+from concurrent.futures import Future
+from typing import Any
 
+from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
-from shmsched.errors import ClientClosed, ShmschedError
+from shmsched.errors import ClientClosed, Full, ShmschedError
 from shmsched.wire.link import Link
+
+PARK_S = 0.001
+"""How long the thread stands aside before it looks again. What only it would read or send waits so long at most."""
 
 
 class Receiver(threading.Thread):
-    """Runs until the connection is over, and ends everything with the reason."""
+    """Reads until the connection is over, and ends everything with the reason."""
 
     def __init__(self, link: Link, state: ClientState, make_session: MakeSession) -> None:
         super().__init__(name="shmsched-receiver", daemon=True)
         self._link = link
         self._state = state
         self._make_session = make_session
+        self._turn = threading.Lock()
+        """Whoever holds it reads and handles."""
+        self._reading = False
+        """A caller reads."""
+        self._read = False
+        """A caller has read since the thread last looked."""
+        self._followers = 0
+        """Callers that found another one reading, and wait for that one, or the thread, to settle their futures."""
+        self._parked_for_long = False
+        self._look = threading.Event()
+        self._handler = 0
+        """The thread that handles frames now, and runs callbacks."""
+        self._ended = False
+        self._poll = select.poll()
+        """The callers' own: a poll object is for one thread at a time."""
+        self._poll.register(link.fileno(), select.POLLIN)
+        self._poked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._poked, select.POLLIN)
+        self._answers = 0
+        """How many futures the caller that read last has settled and not submitted anew for."""
+
+    # --- the thread -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self._state.end(self._receive())
+        while not self._ended:
+            if self._reading or self._read:
+                self._stand_aside()
+            elif self._link.wait_readable() and not self._reading and self._turn.acquire(blocking=False):
+                try:
+                    self._take_in()
+                finally:
+                    self._turn.release()
         if self._state.closed:
             self._link.close()
 
-    def _receive(self) -> ShmschedError:
-        """Handle frames until there are no more. Returns why."""
+    def __del__(self) -> None:
+        os.close(self._poked)
+
+    def _stand_aside(self) -> None:
+        self._parked_for_long = self._reading and not self._read
+        self._read = False
+        self._look.wait(None if self._parked_for_long else PARK_S)
+        self._parked_for_long = False
+        if self._look.is_set():
+            self._look.clear()
+            self._read = False
         try:
-            while (arrived := self._link.receive()) is not None:
-                for message in arrived:
-                    self._state.handle(message, self._make_session)
+            self._link.flush()
+        except ShmschedError:
+            # The end of the stream says so too.
+            pass
+
+    def wake(self) -> None:
+        """Have the thread look now."""
+        self._look.set()
+
+    def withdraw(self, reply: Reply) -> bool:
+        return self._state.channel.withdraw(reply)
+
+    def poke(self) -> None:
+        """Have a caller that reads look whether its future is settled: another thread may have cancelled it."""
+        if self._reading:
+            os.eventfd_write(self._poked, 1)
+
+    # --- a caller -------------------------------------------------------------------------------------------------------
+
+    def read_until_done(self, future: Future[Any], timeout: float | None) -> None:
+        """Read until the future is settled or ``timeout`` seconds have passed; return at once if another caller reads.
+
+        Raises Full in a future's callback, which would wait for itself.
+        """
+        if not self._turn.acquire(blocking=False):
+            self.refuse_in_callback("wait for another answer")
+            self._followers += 1
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._reading = True
+        try:
+            while not future.done() and not self._ended:
+                self._link.flush()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                ready = self._poll.poll(None if left is None else 1000 * left)
+                if any(fd == self._poked for fd, _ in ready):
+                    os.eventfd_read(self._poked)
+                elif ready:
+                    self._take_in()
+        except ShmschedError:
+            # It cannot be flushed: the daemon is gone. What it had still said is read next, by the thread.
+            pass
+        finally:
+            self._read = True
+            self._reading = False
+            self._turn.release()
+            if self._followers or self._parked_for_long or self._ended:
+                self._followers = 0
+                self._look.set()
+
+    def expects_more(self) -> bool:
+        """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
+        are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
+        if self._answers > 1 and self._read:
+            self._answers -= 1
+            return True
+        return False
+
+    def refuse_in_callback(self, what: str) -> None:
+        """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""
+        if threading.get_ident() == self._handler:
+            raise Full(f"a future's callback cannot {what}: the answer comes to the thread that runs it; use another")
+
+    # --- both -----------------------------------------------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        """Handle what has arrived. Whoever calls has the turn."""
+        self._handler = threading.get_ident()
+        outstanding = self._state.channel.outstanding
+        try:
+            arrived = self._link.receive_ready()
+            if arrived is None:
+                self._end(self._state.end_of_stream())
+                return
+            for message in arrived:
+                self._state.handle(message, self._make_session)
         except ShmschedError as e:
-            return e
+            self._end(e)
         except BaseException as e:
-            # A callback may have raised SystemExit, or the fault is ours; nobody may wait for this thread from now on.
+            # An interrupt in the middle of this leaves things half done; a callback may have raised SystemExit; or the fault
+            # is ours. Nobody may wait for this connection from now on.
+            what = f"the client's receiver was ended by {type(e).__name__}: {e}"
+            self._end(ClientClosed(f"{what}. Make a new client"))
+            if not isinstance(e, Exception) and threading.current_thread() is not self:
+                raise
             traceback.print_exc()
-            return ClientClosed(f"the client's receiver was ended by {type(e).__name__}: {e}")
-        return self._state.end_of_stream()
+        finally:
+            self._handler = 0
+            self._answers = outstanding - self._state.channel.outstanding
+
+    def _end(self, error: ShmschedError) -> None:
+        self._ended = True
+        self._state.end(error)
+        self._look.set()

@@ -29,9 +29,12 @@ class TokenWriter:
         if n > self.room:
             raise ValueError(f"{n} tokens into {self.room} free cells of the token ring")
         at = self.written % self.capacity
-        first = min(n, self.capacity - at)
-        self._cells[at : at + first] = tokens[:first]
-        self._cells[: n - first] = tokens[first:]
+        if n == 1:
+            self._cells[at] = tokens[0]
+        else:
+            first = min(n, self.capacity - at)
+            self._cells[at : at + first] = tokens[:first]
+            self._cells[: n - first] = tokens[first:]
         self.written += n
 
     def returned(self, read: int) -> None:

@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 from shmsched.wire.codec import U8, U16, U32, U64, Blob, Text, U32s, U64s, frame, rows_part
+from shmsched.wire.framing import framed
 
 # --- scheduler to client ------------------------------------------------------------------------------------------------
 
@@ -175,6 +176,25 @@ class Submit(NamedTuple):
     stream_read: U64
     steps: StepDescriptors
     stop_tokens: U32s = ()
+
+
+_SUBMIT_HEAD = struct.Struct("<HHQQQQI")
+
+
+def pack_submit(
+    tokens_written: int,
+    records_read: int,
+    results_read: int,
+    stream_read: int,
+    steps: list[StepDescriptor],
+    stop_tokens: tuple[int, ...],
+) -> bytes:
+    """``framed(pack(Submit(...)))``, in a third of the time: it is what every step of a client pays for."""
+    head = _SUBMIT_HEAD.pack(34, 0, tokens_written, records_read, results_read, stream_read, len(steps))
+    if len(steps) == 1 and not stop_tokens:
+        return framed(b"".join((head, STEP_DESCRIPTOR.pack(*steps[0]), bytes(4))))
+    stops = struct.pack(f"<I{len(stop_tokens)}I", len(stop_tokens), *stop_tokens)
+    return framed(b"".join([head, *[STEP_DESCRIPTOR.pack(*step) for step in steps], stops]))
 
 
 @frame(35)

@@ -107,17 +107,20 @@ class Link:
 
         What waits is bounded by what the caller may have outstanding. Raises SchedulerDied if the connection is gone.
         """
-        data = framed(pack(message))
+        self.send_packed(framed(pack(message)))
+
+    def send_packed(self, data: bytes, later: bool = False) -> None:
+        """``send`` of a frame that is packed already. ``later``: with the next one, or at the next ``flush``."""
         with self._send_lock:
             # Counted before: an interrupt that arrives during the system call is raised right after it.
             self.frames_sent += 1
-            if self.on_outbound is not None:
+            if self._outbound or later or self.on_outbound is not None:
                 self._outbound += data
-                if len(self._outbound) == len(data):
-                    self.on_outbound()
-                return
-            if self._flusher is not None:
-                self._outbound += data
+                if self.on_outbound is not None:
+                    if len(self._outbound) == len(data):
+                        self.on_outbound()
+                elif not later:
+                    self._push()
                 return
             try:
                 sent = self._sock.send(data, socket.MSG_DONTWAIT)
@@ -125,26 +128,40 @@ class Link:
                 sent = 0
             except OSError as e:
                 self.frames_sent -= 1
-                raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
+                raise self._gone(e) from e
             if sent < len(data):
                 self._outbound += data[sent:]
-                self._flusher = threading.Thread(target=self._flush, name="shmsched-sender", daemon=True)
-                self._flusher.start()
+                self._push()
 
     def flush(self) -> bool:
-        """Send what ``send`` has left, as far as the scheduler takes it now. True if nothing is left.
+        """Send what was left for later. True if nothing is left, as far as this side knows.
 
         Raises SchedulerDied if the connection is gone.
         """
+        if not self._outbound:
+            return True
+        with self._send_lock:
+            return self._push()
+
+    def _push(self) -> bool:
+        """Send what waits, as far as the scheduler takes it; the rest is the flusher's. The caller holds the lock."""
+        if self._flusher is not None:
+            return True
         try:
             while self._outbound:
                 del self._outbound[: self._sock.send(self._outbound, socket.MSG_DONTWAIT)]
         except BlockingIOError:
+            if self.on_outbound is None:
+                self._flusher = threading.Thread(target=self._flush, name="shmsched-sender", daemon=True)
+                self._flusher.start()
             return False
         except OSError as e:
             self._outbound.clear()
-            raise SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {e}") from e
+            raise self._gone(e) from e
         return True
+
+    def _gone(self, cause: OSError) -> SchedulerDied:
+        return SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {cause}")
 
     def _flush(self) -> None:
         """Send what waits, at the scheduler's pace, until nothing does."""
@@ -166,9 +183,13 @@ class Link:
 
     def receive(self, timeout: float | None = None) -> list[Any] | None:
         """The frames that have arrived, waiting up to ``timeout`` seconds for the first; None at the end of the stream."""
-        if timeout is not None and not self._poll.poll(max(0.0, timeout) * 1000):
+        if timeout is not None and not self.wait_readable(timeout):
             return []
         return self._receive(_CLOSE_ON_EXEC)
+
+    def wait_readable(self, timeout: float | None = None) -> bool:
+        """Wait until something has arrived, or the stream has ended. False after ``timeout`` seconds. One thread at a time."""
+        return bool(self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
     def receive_ready(self) -> list[Any] | None:
         """The frames that are here, without waiting; None at the end of the stream."""

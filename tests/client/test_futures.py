@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import CancelledError, as_completed, wait
+from concurrent.futures import CancelledError, Future, as_completed, wait
+from typing import Any
 
 import pytest
 
 from shmsched.client.futures import StepFuture
+from shmsched.client.replies import Reply
 from shmsched.errors import StepFailed, UsedAfterFork
 from shmsched.steps import Response
 
 ANSWER = Response(1, 2)
 
 
+class Keeper:
+    """A scheduler that cancels what it has."""
+
+    def __init__(self, has_it: bool = True) -> None:
+        self.has_it = has_it
+        self.asked: list[Reply] = []
+
+    def withdraw(self, reply: Reply, /) -> bool:
+        self.asked.append(reply)
+        return self.has_it
+
+    def read_until_done(self, future: Future[Any], timeout: float | None, /) -> None:
+        """Another thread settles it."""
+
+    def poke(self) -> None:
+        """Nobody reads."""
+
+
 def future(withdrawn: bool = True) -> StepFuture:
-    return StepFuture(lambda _: withdrawn)
+    return StepFuture(Keeper(withdrawn))
 
 
 def test_cancelling_reaches_the_scheduler_once() -> None:
-    asked: list[StepFuture] = []
-    f = StepFuture(lambda f: asked.append(f) is None)
+    keeper = Keeper()
+    f = StepFuture(keeper)
     assert f.cancel()
     assert f.cancel()
-    assert asked == [f]
+    assert keeper.asked == [f]
     assert f.cancelled()
     assert f.done()
 

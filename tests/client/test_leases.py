@@ -12,17 +12,18 @@ import pytest
 
 from shmsched.client.leases import ClientArena
 from shmsched.errors import Full, InvalidRequest
+from shmsched.memory.layouts import GUARD
 from shmsched.memory.segment import Segment
 from shmsched.steps import LogitsBlock
 
 VOCAB = 16
 ROW = VOCAB * 4
-"""One row is one cache line, so that sizes are exact."""
+"""One row is one cache line, so that sizes are exact. The arena has room for four rows apart, or for ten side by side."""
 
 
 @pytest.fixture
 def segment() -> Iterator[Segment]:
-    segment = Segment.create(4 * ROW, "a test's arena")
+    segment = Segment.create(4 * (ROW + 2 * GUARD), "a test's arena")
     yield segment
     segment.close_descriptor()
 
@@ -51,7 +52,7 @@ def test_logits_are_read_in_place_and_cannot_be_written(arena: ClientArena, segm
     data = completed(arena, segment, 2, 1.5).data
     assert (data.dtype, data.shape) == (np.float32, (2, VOCAB))
     assert (data == 1.5).all()
-    segment.buffer[:4] = np.float32(7).tobytes()
+    segment.buffer[GUARD : GUARD + 4] = np.float32(7).tobytes()
     assert data[0, 0] == 7, "a copy"
     with pytest.raises(ValueError, match="read-only"):
         data[0, 0] = 1
@@ -77,7 +78,7 @@ KEEPERS: list[Callable[[LogitsBlock], object]] = [
 def test_whatever_was_made_from_the_array_keeps_its_rows(
     arena: ClientArena, segment: Segment, keep: Callable[[LogitsBlock], object]
 ) -> None:
-    kept = keep(completed(arena, segment, 4, 1.0))
+    kept = keep(completed(arena, segment, 10, 1.0))
     gc.collect()
     assert arena.leased == 1
     assert is_full(arena), "the rows go to another step under what was made from them"
@@ -88,20 +89,20 @@ def test_whatever_was_made_from_the_array_keeps_its_rows(
     del kept
     gc.collect()
     assert arena.leased == 0
-    assert not is_full(arena, 4)
+    assert not is_full(arena, 10)
 
 
 def test_what_was_computed_from_it_keeps_nothing(arena: ClientArena, segment: Segment) -> None:
-    block = completed(arena, segment, 4, 1.0)
+    block = completed(arena, segment, 10, 1.0)
     computed = (block.copy(), block.data * 2, block.data.argmax(axis=1), float(block.data[0, 0]))
     del block
     gc.collect()
-    assert not is_full(arena, 4)
+    assert not is_full(arena, 10)
     assert (computed[0] == 1.0).all()
 
 
 def test_release_gives_the_rows_back_early_and_once(arena: ClientArena, segment: Segment) -> None:
-    block = completed(arena, segment, 4, 1.0)
+    block = completed(arena, segment, 10, 1.0)
     data = block.data
     block.release()
     with pytest.raises(ValueError, match=r"released; read \.data before release"):
@@ -109,7 +110,7 @@ def test_release_gives_the_rows_back_early_and_once(arena: ClientArena, segment:
     with pytest.raises(ValueError, match="released"):
         block.copy()
     assert "released" in repr(block)
-    offset = arena.reserve(4, VOCAB)
+    offset = arena.reserve(10, VOCAB)
     # Neither a second release nor the end of the array gives back what is another step's now.
     block.release()
     del data, block
@@ -123,7 +124,7 @@ def test_a_copy_outlives_the_release(arena: ClientArena, segment: Segment) -> No
     block = completed(arena, segment, 2, 3.0)
     copy = block.copy()
     block.release()
-    completed(arena, segment, 4, 9.0)
+    completed(arena, segment, 10, 9.0)
     assert (copy == 3.0).all()
     copy[0, 0] = 1.0
 
@@ -131,7 +132,7 @@ def test_a_copy_outlives_the_release(arena: ClientArena, segment: Segment) -> No
 def test_a_full_arena_says_who_holds_it(arena: ClientArena, segment: Segment) -> None:
     held = [completed(arena, segment, 1, float(i)) for i in range(3)]
     arena.reserve(1, VOCAB)
-    with pytest.raises(Full, match=r"no room for 1 rows of 16 logits \(64 bytes\) in the arena of 256 bytes") as e:
+    with pytest.raises(Full, match=r"no room for 1 rows of 16 logits \(192 bytes\) in the arena of 768 bytes") as e:
         arena.reserve(1, VOCAB)
     assert "3 leases are held and 1 steps are outstanding" in str(e.value)
     assert "arena_bytes" in str(e.value)
@@ -141,26 +142,26 @@ def test_a_full_arena_says_who_holds_it(arena: ClientArena, segment: Segment) ->
 
 
 def test_what_can_never_fit_is_refused_with_the_sizes(arena: ClientArena) -> None:
-    with pytest.raises(InvalidRequest, match="5 rows of 16 logits take 320 bytes; the arena has 256"):
-        arena.reserve(5, VOCAB)
-    assert not is_full(arena, 4)
+    with pytest.raises(InvalidRequest, match="11 rows of 16 logits and their guards take 832 bytes; the arena has 768"):
+        arena.reserve(11, VOCAB)
+    assert not is_full(arena, 10)
 
 
 def test_what_just_fits_an_arena_of_an_odd_size_fits() -> None:
-    segment = Segment.create(100, "a test's arena")
+    segment = Segment.create(228, "a test's arena")
     arena = ClientArena(segment)
     offset = arena.reserve(1, 25)
     arena.free(offset)
-    with pytest.raises(InvalidRequest, match="104 bytes; the arena has 100"):
+    with pytest.raises(InvalidRequest, match="232 bytes; the arena has 228"):
         arena.reserve(1, 26)
     segment.close_descriptor()
 
 
 def test_rows_of_a_step_that_ended_without_an_answer_come_back(arena: ClientArena) -> None:
-    offset = arena.reserve(4, VOCAB)
+    offset = arena.reserve(10, VOCAB)
     assert is_full(arena)
     arena.free(offset)
-    assert not is_full(arena, 4)
+    assert not is_full(arena, 10)
 
 
 def test_a_finalizer_takes_no_lock(arena: ClientArena, segment: Segment) -> None:
@@ -171,7 +172,7 @@ def test_a_finalizer_takes_no_lock(arena: ClientArena, segment: Segment) -> None
         blocks.clear()
         gc.collect()
         assert arena.leased == 0
-        assert not is_full(arena, 4)
+        assert not is_full(arena, 10)
 
 
 def test_collections_in_the_middle_of_reserving(segment: Segment) -> None:
@@ -194,7 +195,7 @@ def test_collections_in_the_middle_of_reserving(segment: Segment) -> None:
     del cycle
     gc.collect()
     assert arena.leased == 0
-    assert not is_full(arena, 4)
+    assert not is_full(arena, 10)
 
 
 def test_finalizers_of_many_threads(segment: Segment) -> None:
@@ -223,7 +224,7 @@ def test_finalizers_of_many_threads(segment: Segment) -> None:
         thread.join(30)
     assert errors == []
     assert arena.leased == 0
-    assert not is_full(arena, 4)
+    assert not is_full(arena, 10)
 
 
 def test_logits_outlive_the_arena(segment: Segment) -> None:

@@ -18,6 +18,7 @@ import posix_ipc
 import pytest
 
 import shmsched
+from shmsched.memory.layouts import GUARD, aligned
 from shmsched.memory.segment import start_time
 from shmsched.wire import frames
 from shmsched.wire.link import Link
@@ -192,7 +193,10 @@ def test_f3_the_daemons_own_limit_is_a_clear_error_too() -> None:
 def test_f13_the_rows_of_a_stopped_engine_come_back_with_its_death() -> None:
     """Rule 3: the step times out, but its rows stay reserved until the engine is dead."""
     spec = f"{Path(sys.modules[Moody.__module__].__file__ or '')}:Moody?step_us=300000"
-    with shmsched.launch(spec, step_timeout_s=1.0) as cluster, cluster.client(arena_bytes=VOCAB * 4) as client:
+    with (
+        shmsched.launch(spec, step_timeout_s=1.0) as cluster,
+        cluster.client(arena_bytes=VOCAB * 4 + 2 * GUARD) as client,
+    ):
         session = client.open_session()
         future = session.submit([1], sampling=None)
         wait_until(lambda: cluster.status()["engines"][0]["in_flight"], "the step to run")
@@ -240,7 +244,7 @@ def test_f13_rows_stay_held_as_long_as_the_writer_of_a_settled_step_lives(settle
         shmsched.launch(step_timeout_s=timeout) as cluster,
         connected_by_another_process(cluster.socket) as (link, process),
         EngineByHand(cluster.socket, link) as stopped,
-        cluster.client(arena_bytes=VOCAB * 4) as client,
+        cluster.client(arena_bytes=VOCAB * 4 + 2 * GUARD) as client,
     ):
         wait_until(lambda: "echo" in client.models, "the client to hear of the model")
         session = client.open_session()
@@ -292,7 +296,7 @@ def test_f14_any_slice_of_logits_keeps_its_rows_while_others_come_and_go() -> No
     """Only the array is kept; without a lease at its base its rows would go to a later step: the arena has but four."""
     with (
         shmsched.launch(f"echo?vocab={VOCAB}") as cluster,
-        cluster.client(arena_bytes=4 * 4032) as client,
+        cluster.client(arena_bytes=4 * aligned(VOCAB * 4 + 2 * GUARD)) as client,
         client.open_session() as session,
     ):
         kept = session.submit([1], sampling=None).result(DEADLINE).logits.data[0, 10:]  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import shmsched
+from shmsched.memory.layouts import GUARD, aligned
 from shmsched.workers.echo import advance, answer
 
 from processes import engines as moods
@@ -133,7 +134,7 @@ def test_an_engine_that_dies_loses_its_own_sessions_only_and_is_started_again(
 def test_a_killed_engine_returns_the_rows_it_may_have_been_writing(cluster: shmsched.Cluster) -> None:
     """Rule 3: rows of a step in flight are the client's again only once the engine's process is gone."""
     wait_until(lambda: ready(cluster) == 2, "both engines to be ready")
-    with cluster.client(arena_bytes=VOCAB * 4 * 2) as client:
+    with cluster.client(arena_bytes=2 * aligned(VOCAB * 4 + 2 * GUARD)) as client:
         for _ in range(4):
             session = client.open_session()
             with pytest.raises(shmsched.EngineDied):
@@ -229,7 +230,7 @@ def ready(cluster: shmsched.Cluster) -> int:
 def test_a_hanging_engine_is_killed_at_the_step_timeout_and_started_again() -> None:
     with (
         shmsched.launch(MOODY, engines=2, step_timeout_s=0.5) as cluster,
-        cluster.client(arena_bytes=VOCAB * 4) as client,
+        cluster.client(arena_bytes=VOCAB * 4 + 2 * GUARD) as client,
     ):
         stuck, other = client.open_session(), client.open_session()
         other.submit([1]).result(DEADLINE)

@@ -91,7 +91,7 @@ def test_more_rows_than_the_arena_can_ever_hold_are_refused_with_the_sizes(clust
     with (
         cluster.client(arena_bytes=1 << 20) as client,
         client.open_session() as session,
-        pytest.raises(shmsched.InvalidRequest, match=r"16 rows .* 2,048,000 bytes; the arena has 1,048,576"),
+        pytest.raises(shmsched.InvalidRequest, match=r"16 rows .* 2,048,128 bytes; the arena has 1,048,576"),
     ):
         session.submit(list(range(16)), sampling=None, output_rows=shmsched.OutputRows.ALL)
 
