@@ -19,7 +19,7 @@ LINKS = {"workers", "tools"}
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
     {"errors"},
-    {"steps"},
+    {"steps", "futures"},
     {"scheduling"},
     {"memory"},
     {"wire"},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
+from shmsched.futures import LightFuture
 from shmsched.steps import Response
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Keeper(Protocol):
         """The future was settled by somebody who takes in no answers."""
 
 
-class StepFuture(Future[Response], Reply):
+class StepFuture(LightFuture[Response], Reply):
     """A ``concurrent.futures.Future`` whose ``cancel`` reaches the scheduler.
 
     A queued step leaves its queue; the answer of one that is running already is dropped. Later outstanding steps of the
@@ -92,8 +93,8 @@ class StepFuture(Future[Response], Reply):
             pass
 
     def fail_in_forked_child(self, error: ShmschedError) -> None:
-        """The lock may have been held by a thread that the child does not have: it gets a new one first."""
-        self._condition = threading.Condition()
+        """A lock of its own may have been held by a thread that the child does not have: it gets a new one first."""
+        self.renew_condition()
         self.settle_failed(error)
 
 
