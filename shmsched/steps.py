@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
 
 from shmsched.errors import InvalidRequest
 
+C = TypeVar("C")
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 MAX_SEED = 2**64 - 1
@@ -85,9 +86,15 @@ class RequestParams:
     output_rows: OutputRows = OutputRows.LAST
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
+def _read_only(cls: type[C]) -> type[C]:
+    """A dataclass that is frozen for type checkers. Frozen for Python too, each would take 0.6 us to make and not 0.15."""
+    return dataclass(slots=True, eq=False)(cls)
+
+
+@_read_only
 class Request:
-    """One step: a decode (one token) or a prefill chunk (two or more) of one session."""
+    """One step: a decode (one token) or a prefill chunk (two or more) of one session; not to be written to."""
 
     request_id: int
     session_id: int
@@ -143,9 +150,9 @@ def _no_tokens() -> npt.NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@_read_only
 class Response:
-    """What one step gave.
+    """What one step gave; not to be written to.
 
     A sampled step has ``tokens`` (int64, one for each output row, in row order) and their ``logprobs`` (float32, natural
     logarithm, NaN where the engine does not say). A raw step has ``logits``.
