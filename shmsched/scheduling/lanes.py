@@ -40,9 +40,10 @@ class Lane(InTurn, Generic[S]):
 
     __slots__ = ("head", "last_chunk", "n_chunks", "session", "tail", "vacated")
 
-    def __init__(self, session: Hashable) -> None:
+    session: Hashable
+
+    def __init__(self) -> None:
         self.place = -1
-        self.session = session
         self.head: S | None = None
         self.tail: S | None = None
         self.n_chunks = 0

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.errors import InvalidRequest, StepFailed
+from shmsched.futures import LightFuture
 from shmsched.scheduling.batch import Batch
 from shmsched.scheduling.ledger import Ledger, LedgerCounts, StepState
 from shmsched.scheduling.params import SchedulerParams
@@ -20,17 +21,16 @@ from shmsched.steps import LogitsBlock, Request, Response, Tokens
 
 INT64_MAX = 2**63 - 1
 _DEFAULTS = SchedulerParams()
+_INT64 = np.dtype(np.int64)
 _NO_TOKENS = np.empty(0, np.int64)
 _NO_TOKENS.flags.writeable = False  # all raw responses share it
 
 
-class StepFuture(Future[Response]):
+class StepFuture(LightFuture[Response]):
     """The future of one step. ``cancel()`` takes a queued step out of its queue; one in flight cannot be cancelled."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._step: _Step | None = None
-        """None if rejected, and once settled: whoever keeps a future must not keep the tokens of its step with it."""
+    _step: _Step | None = None
+    """None if rejected, and once settled: whoever keeps a future must not keep the tokens of its step with it."""
 
     def cancel(self) -> bool:
         step = self._step
@@ -54,7 +54,9 @@ class _Step(QueuedStep):
     state: StepState  # set by the ledger as the step enters
 
     def __init__(self, scheduler: Scheduler, request: Request, n_tokens: int) -> None:
-        super().__init__(request.request_id, request.session_id, n_tokens)
+        self.number = request.request_id
+        self.session = request.session_id
+        self.n_tokens = n_tokens
         self.scheduler = scheduler
         self.request = request
         self.future = StepFuture()
@@ -119,7 +121,9 @@ class Scheduler:
             with self._lock:
                 if step.number in self._open:
                     raise InvalidRequest(_outstanding(step))
-                self._enter(step)
+                self._queues.push(step)
+                self._ledger.enter(step)
+                self._open[step.number] = step
         except InvalidRequest as error:
             return _rejected(str(error))
         return step.future
@@ -135,6 +139,7 @@ class Scheduler:
                     if step.number in self._open or step.number in ids:
                         raise InvalidRequest(_outstanding(step))
                     ids.add(step.number)
+                    hash(step.session)  # if it has none, this raises here, where nothing is queued yet
                 for step in steps:
                     self._enter(step)
         except InvalidRequest as error:
@@ -153,15 +158,21 @@ class Scheduler:
 
         False if it is not in flight. TypeError if the answer is neither; the step stays in flight then.
         """
-        logits = answer if isinstance(answer, LogitsBlock) else None
-        tokens = _NO_TOKENS if isinstance(answer, LogitsBlock) else _as_tokens(request_id, answer)
+        if isinstance(answer, LogitsBlock):
+            tokens, logits = _NO_TOKENS, answer
+        else:
+            tokens, logits = _as_tokens(request_id, answer), None
         with self._lock:
-            step = self._find(request_id)
-            if step is None or not self._ledger.complete(step):
+            step = self._open.get(request_id)
+            if step is None:
+                self._ledger.ignore()
+                return False
+            if not self._ledger.complete(step):
                 return False
             del self._open[request_id]
-        step.future._step = None
-        step.future.set_result(Response(request_id, step.request.session_id, tokens, logits=logits))
+        future = step.future
+        future._step = None
+        future.set_result(Response(request_id, step.request.session_id, tokens, None, logits))
         return True
 
     def fail(self, request_id: int, why: str) -> bool:
@@ -229,7 +240,6 @@ class Scheduler:
             raise InvalidRequest(
                 f"request {request.request_id}: {n_tokens} tokens; a step has from 1 to max_prefill_chunk_size={limit}"
             )
-        hash(request.session_id)  # if it has none, it raises here, where nothing is queued yet
         return _Step(self, request, n_tokens)
 
     def _enter(self, step: _Step) -> None:
@@ -266,6 +276,8 @@ def _as_tokens(request_id: int, answer: Any) -> npt.NDArray[np.int64]:
     """A copy, so that an engine may use its own array again."""
     try:
         array = np.array(answer)
+        if array.dtype is _INT64 and array.ndim == 1:
+            return array
         whole = array.dtype.kind == "i" or (array.dtype.kind == "u" and array.max(initial=0) <= INT64_MAX)
         if array.ndim == 1 and (whole or array.size == 0):
             return array.astype(np.int64, copy=False)

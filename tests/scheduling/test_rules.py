@@ -587,6 +587,18 @@ def test_x1_removing_a_head_lets_the_next_go() -> None:
     assert ids(scheduler.get_work()) == [3]
 
 
+def test_x1_a_decode_that_could_not_go_before_keeps_its_place_by_arrival() -> None:
+    scheduler = scheduler_with(1, 4, D(1, 1), D(2, 2), D(3, 3), D(4, 1), D(5, 4), D(6, 2), D(7, 4), exclusive=True)
+    assert batches(scheduler, 4) == [[1], [2], [3], [4]]
+    scheduler.submit(D(8, 5))
+    assert batches(scheduler, 4) == [[5], [6], [7], [8]]
+    scheduler = scheduler_with(1, 4, D(1, 1), D(2, 2), D(3, 3), D(4, 1), D(5, 4), exclusive=True)
+    assert ids(scheduler.get_work()) == [1]
+    for request_id in (2, 4):
+        scheduler.fail(request_id, "why")
+    assert batches(scheduler, 3) == [[3], [5], []]
+
+
 def many(scheduler: Scheduler, requests: Iterable[Request]) -> list[Future[Any]]:
     return scheduler.submit_many(requests)
 
