@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import Submission
 from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
-from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, Record, RecordKind
+from shmsched.memory.layouts import RECORD, RESULT, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
 from shmsched.steps import Response
@@ -26,6 +25,7 @@ from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.link import Link
 
 _NO_ROWS = -1
+TOKENS = int(RecordKind.TOKENS)
 
 
 class Pending(NamedTuple):
@@ -203,24 +203,25 @@ class Channel:
         with self.lock:
             try:
                 records = self._records.take_until(message.records_written)
-                results = np.frombuffer(self._results.take_until(message.results_written), RESULT_DTYPE)
+                results = self._results.take_until(message.results_written)
                 streamed = self._stream.take_until(message.stream_written)
                 self._ring.returned(message.tokens_read)
             except ValueError as e:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
             came = self._advance(streamed) if streamed else []
             at = 0
-            for record in map(Record._make, RECORD.iter_unpack(records)):
-                pending = self._take(record.request)
-                rows = results[at : at + record.n_rows]
-                if record.kind == RecordKind.TOKENS:
-                    at += record.n_rows
+            for request, n_rows, kind in RECORD.iter_unpack(records):
+                first, at = at, at + n_rows if kind == TOKENS else at
+                pending = self._take(request)
                 if pending is None or not pending.is_last:
                     continue
-                if pending.reply.withdrawn or pending.reply.done():
+                reply = pending.reply
+                if reply.withdrawn or reply.done():
                     self._free_rows(pending)
-                    continue
-                settled.append((pending.reply, self._response(pending, record, rows)))
+                elif kind == TOKENS:
+                    settled.append((reply, _sampled(pending, results, first, n_rows)))
+                else:
+                    settled.append((reply, self._raw(pending, n_rows)))
             self.room_came()
             if self._stream.read - self._stream_told > self._stream.capacity // 4:
                 self._stream_told = self._stream.read
@@ -244,16 +245,12 @@ class Channel:
             came.append((stream, token, logprob))
         return came
 
-    def _response(self, pending: Pending, record: Record, rows: npt.NDArray[np.void]) -> Response:
-        session = pending.session
-        if record.kind != RecordKind.LOGITS:
-            logprobs = np.ascontiguousarray(rows["logprob"])
-            return Response(pending.request_id, session.session_id, rows["token"].astype(np.int64), logprobs)
-        if not record.n_rows:
-            return Response(pending.request_id, session.session_id)
+    def _raw(self, pending: Pending, n_rows: int) -> Response:
+        if not n_rows:
+            return Response(pending.request_id, pending.session.session_id)
         assert self.arena is not None
-        block = self.arena.lease(pending.rows_offset, record.n_rows, session.vocab_size)
-        return Response(pending.request_id, session.session_id, logits=block)
+        block = self.arena.lease(pending.rows_offset, n_rows, pending.session.vocab_size)
+        return Response(pending.request_id, pending.session.session_id, logits=block)
 
     def _tell_consumed(self) -> None:
         try:
@@ -323,3 +320,14 @@ class Channel:
     def _free_rows(self, pending: Pending) -> None:
         if pending.rows_offset != _NO_ROWS and self.arena is not None:
             self.arena.free(pending.rows_offset)
+
+
+def _sampled(pending: Pending, results: bytes, first: int, n_rows: int) -> Response:
+    if n_rows == 1:
+        # 1.1 us, where the arrays' way takes 3.
+        token, logprob = RESULT.unpack_from(results, first * RESULT.size)
+        tokens, logprobs = np.array((token,)), np.array((logprob,), np.float32)
+    else:
+        rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT.size)
+        tokens, logprobs = rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"])
+    return Response(pending.request_id, pending.session.session_id, tokens, logprobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from shmsched.daemon.admission import Rejected, admit
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step
 from shmsched.errors import ErrorCode, ProtocolError
-from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
+from shmsched.memory.layouts import RECORD, RESULT, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import StepState
@@ -24,7 +23,6 @@ from shmsched.wire.peer import Peer
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
-RESULT = struct.Struct("<if")
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
 

@@ -43,6 +43,7 @@ class Record(NamedTuple):
 
 RECORD = struct.Struct("<QII")
 RECORD_DTYPE = np.dtype([("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4")])
+RESULT = struct.Struct("<if")
 RESULT_DTYPE = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
