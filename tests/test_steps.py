@@ -34,7 +34,7 @@ INF, NAN = float("inf"), float("nan")
 def test_what_is_taken_travels(good: dict[str, Any]) -> None:
     p = SamplingParams(**good)
     step = StepDescriptor(1, 1, 1, 0, 1, 1, p.top_k, p.temperature, p.top_p, p.seed or 0, 0)
-    (again,) = unpack(pack(Submit(0, 0, 0, [step]))).steps
+    (again,) = unpack(pack(Submit(0, 0, 0, 0, [step]))).steps
     assert (again.top_k, again.seed) == (p.top_k, p.seed or 0)
     assert again.temperature == pytest.approx(p.temperature)
     assert again.top_p == pytest.approx(p.top_p)

@@ -217,7 +217,10 @@ class Client(ClientCore):
                     deadline = time.monotonic() + timeout
                 if not self._wait_for_room(lacking, block, deadline):
                     raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
-            self._send_now(submission, reply, self._receiver.expects_more())
+            later = self._receiver.expects_more()
+            self._send_now(submission, reply, later)
+            if later:
+                self._receiver.sent_later()
         return reply
 
     def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:

@@ -41,6 +41,8 @@ class Receiver(threading.Thread):
         """A caller has read since the thread last looked."""
         self._followers = 0
         """Callers that found another one reading, and wait for that one, or the thread, to settle their futures."""
+        self._aside = False
+        """The thread stands aside, and will flush what is left for later when it looks again."""
         self._parked_for_long = False
         self._look = threading.Event()
         self._handler = 0
@@ -72,13 +74,19 @@ class Receiver(threading.Thread):
         os.close(self._poked)
 
     def _stand_aside(self) -> None:
-        self._parked_for_long = self._reading and not self._read
+        # The one that reads has done so since the last look: it waits for something slow, and wakes the thread as it leaves.
+        long = self._reading and not self._read
         self._read = False
-        self._look.wait(None if self._parked_for_long else PARK_S)
+        if long:
+            self._parked_for_long = True
+            # It may have left between the two, and then did not see that it had to wake anybody.
+            long = self._reading
+        self._aside = True
+        self._look.wait(None if long else PARK_S)
+        self._aside = False
+        self._look.clear()
         self._parked_for_long = False
-        if self._look.is_set():
-            self._look.clear()
-            self._read = False
+        # Whatever was left for later before it said that it is back.
         try:
             self._link.flush()
         except ShmschedError:
@@ -125,20 +133,25 @@ class Receiver(threading.Thread):
             # It cannot be flushed: the daemon is gone. What it had still said is read next, by the thread.
             pass
         finally:
-            self._read = True
+            followers, self._followers = self._followers, 0
+            self._read = not followers
             self._reading = False
             self._turn.release()
-            if self._followers or self._parked_for_long or self._ended:
-                self._followers = 0
+            if followers or self._parked_for_long or self._ended:
                 self._look.set()
 
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
         are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
-        if self._answers > 1 and self._read:
+        if self._answers > 1 and self._aside:
             self._answers -= 1
             return True
         return False
+
+    def sent_later(self) -> None:
+        """Something was left for later: the thread sees to it, unless it has come back just before."""
+        if not self._aside:
+            self._link.flush()
 
     def refuse_in_callback(self, what: str) -> None:
         """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""

@@ -43,6 +43,15 @@ class Record(NamedTuple):
 
 RECORD = struct.Struct("<QII")
 RECORD_DTYPE = np.dtype([("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4")])
+
+
+class Result(NamedTuple):
+    """One sampled token of a completed step."""
+
+    token: int
+    logprob: float
+
+
 RESULT = struct.Struct("<if")
 RESULT_DTYPE = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 

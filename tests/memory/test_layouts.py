@@ -17,6 +17,7 @@ from shmsched.memory.layouts import (
     LOGIT,
     RECORD,
     RECORD_DTYPE,
+    RESULT,
     RESULT_DTYPE,
     STEP,
     STEP_DTYPE,
@@ -24,13 +25,16 @@ from shmsched.memory.layouts import (
     BatchSlotLayout,
     ClientLayout,
     Record,
+    Result,
     StepEntry,
     aligned,
 )
 
 
 @pytest.mark.parametrize(
-    ("packed", "dtype", "row"), [(RECORD, RECORD_DTYPE, Record), (STEP, STEP_DTYPE, StepEntry)], ids=["record", "step"]
+    ("packed", "dtype", "row"),
+    [(RECORD, RECORD_DTYPE, Record), (RESULT, RESULT_DTYPE, Result), (STEP, STEP_DTYPE, StepEntry)],
+    ids=["record", "result", "step"],
 )
 def test_struct_dtype_and_tuple_are_one_layout(packed: struct.Struct, dtype: npt.DTypeLike, row: type) -> None:
     dtype = np.dtype(dtype)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from shmsched.errors import ProtocolError
 from shmsched.wire import codec, frames
+from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.codec import U8, U32, Text, frame, pack, unpack
-from shmsched.wire.framing import MAX_FRAME
+from shmsched.wire.framing import MAX_FRAME, framed
 
 SCALARS = {
     "B": st.integers(0, 2**8 - 1),
@@ -137,6 +138,17 @@ def test_scalars_come_first() -> None:
 
     with pytest.raises(TypeError, match="scalars come before parts"):
         frame(60000)(Mixed)
+
+
+@given(
+    st.tuples(*[SCALARS["Q"]] * 4),
+    st.lists(STEPS, max_size=4),
+    st.lists(SCALARS["I"], max_size=5).map(tuple),
+)
+def test_a_submission_is_packed_as_any_other_frame(
+    cursors: tuple[int, int, int, int], steps: list[frames.StepDescriptor], stop_tokens: tuple[int, ...]
+) -> None:
+    assert pack_submit(*cursors, steps, stop_tokens) == framed(pack(frames.Submit(*cursors, steps, stop_tokens)))
 
 
 def test_numbers_of_the_protocol_stay() -> None:
