@@ -306,7 +306,9 @@ def test_closed_clients_leave_nothing_in_the_daemon() -> None:
         for _ in range(30):
             with cluster.client(arena_bytes=1 << 20) as client, client.open_session() as session:
                 session.submit([1], sampling=None).result(DEADLINE)
-        wait_until(lambda: held() == before, f"the daemon to hold {before} descriptors and mappings again")
+        # Fewer, where the connection that asked for the status was still being closed.
+        rested = lambda: all(now <= then for now, then in zip(held(), before, strict=True))  # noqa: E731
+        wait_until(rested, f"the daemon to hold at most {before} descriptors and mappings again")
 
 
 def test_sessions_that_wait_are_served_in_order_of_arrival_whatever_model_they_name() -> None:
