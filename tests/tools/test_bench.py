@@ -1,0 +1,186 @@
+"""``shmsched bench``: every contestant does the job and is found out if it does not; how long it takes is nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shmsched.tools.bench import command as bench
+from shmsched.tools.bench.contestant import Contestant
+from shmsched.tools.bench.crew import BenchFault
+from shmsched.tools.bench.measure import Effort, Finding
+from shmsched.tools.bench.plan import Plan, Transport
+from shmsched.tools.bench.scenarios import SCENARIOS, Scenario
+
+from processes.leftovers import our_processes, wait_until
+
+DEADLINE_S = 60.0
+LOAD = Plan(transport=Transport.SHMSCHED, clients=2, sessions=3, batch=4, vocab=1000)
+LIAR = """
+from shmsched.tools.bench.peers import {module}
+from shmsched.tools.bench.peers.echoing import Echoing
+
+honest = Echoing.forward
+
+def forward(self, sessions, tokens):
+    self.calls = getattr(self, "calls", 0) + 1
+    answers = honest(self, sessions, tokens)
+    return [(token + 1) % 1000 for token in answers] if self.calls == 20 else answers
+
+Echoing.forward = forward
+
+from shmsched.tools.bench.host import main
+main()
+"""
+
+
+@pytest.mark.parametrize("transport", list(Transport), ids=lambda t: t.value)
+@pytest.mark.parametrize("raw", [False, True], ids=["tokens", "raw"])
+def test_every_contestant_answers_as_echo_does_round_after_round(transport: Transport, raw: bool) -> None:
+    with Contestant(replace(LOAD, transport=transport, raw=raw)) as contestant:
+        for _ in range(2):
+            result = contestant.run(0.05, 0.1)
+            assert result.steps_per_s > 0
+            assert result.wrong == 0
+
+
+def test_generations_that_the_scheduler_drives_go_on_round_after_round() -> None:
+    with Contestant(replace(LOAD, streamed=True)) as contestant:
+        for _ in range(2):
+            assert contestant.run(0.05, 0.1).steps_per_s > 0
+
+
+@pytest.mark.parametrize("transport", [Transport.ZMQ, Transport.LIMIT], ids=lambda t: t.value)
+def test_a_lone_session_is_timed_step_by_step(transport: Transport) -> None:
+    with Contestant(replace(LOAD, transport=transport, clients=1, sessions=1)) as contestant:
+        result = contestant.run(0.0, 0.1)
+        assert 0.0 < result.p50_us < 1e6
+
+
+@pytest.mark.parametrize(("liar", "raw"), [(Transport.ZMQ, False), (Transport.MPQUEUE, True), (Transport.INPROC, True)])
+def test_one_wrong_batch_is_found(liar: Transport, raw: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(LIAR.format(module=liar.value))
+    start = subprocess.Popen
+
+    def start_liar(line: list[str], **settings: object) -> subprocess.Popen[bytes]:
+        return start([line[0], str(tmp_path / "liar.py")], **settings)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr("shmsched.tools.bench.contestant.subprocess.Popen", start_liar)
+    with (
+        Contestant(replace(LOAD, transport=liar, raw=raw)) as contestant,
+        pytest.raises(BenchFault, match=f"{liar.value}: [1-6] answers were not echo's"),
+    ):
+        contestant.run(0.1, 0.2)
+
+
+@pytest.mark.parametrize("transport", [Transport.SHMSCHED, Transport.ZMQ], ids=lambda t: t.value)
+def test_a_killed_host_takes_all_its_processes_along(transport: Transport) -> None:
+    with Contestant(replace(LOAD, transport=transport)) as contestant:
+        contestant.run(0.0, 0.05)
+        host = contestant._process
+        os.kill(host.pid, signal.SIGKILL)
+        with pytest.raises(BenchFault, match="ended early"):
+            contestant.run(0.0, 0.05)
+        # Closing would kill the whole group.
+        wait_until(lambda: {p.pid for p in our_processes()} <= {host.pid}, "its processes to end with it")
+
+
+def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
+    """What is left would fail the fixture that looks for leftovers."""
+    line = [
+        Path(sys.executable).with_name("shmsched"),
+        "bench",
+        "--scenario",
+        "decode",
+        "--json",
+        tmp_path / "out.json",
+    ]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        hosts = "-m shmsched.tools.bench.host"
+        wait_until(
+            lambda: sum(hosts in command for command in our_processes().values()) >= 2,
+            "contestants to start",
+            DEADLINE_S,
+        )
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_command_shows_and_writes_what_it_found(tmp_path: Path) -> None:
+    json_path, png_path = tmp_path / "found.json", tmp_path / "found.png"
+    line = [Path(sys.executable).with_name("shmsched"), "bench", "--quick", "--scenario", "core"]
+    done = subprocess.run(
+        [*line, "--json", json_path, "--png", png_path], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "without futures' own cost" in done.stdout
+    assert "quick" in done.stdout
+    document = json.loads(json_path.read_text())
+    (scenario,) = document["scenarios"]
+    (verdict,) = scenario["verdicts"]
+    assert verdict["met"] == (verdict["median"] >= verdict["bar"]["limit"])
+    assert len(verdict["values"]) == 3
+    assert png_path.read_bytes().startswith(b"\x89PNG")
+
+
+SMALL = {
+    "busy.LEAST_S": 0.3,
+    "storm.LEAST_S": 0.6,
+    "depth.QUEUED": (10, 100),
+    "depth.CLIENTS": (1, 3),
+    "depth.SESSIONS": (10, 20),
+    "resting.IDLE_S": 0.2,
+    "resting.CLIENTS": 3,
+    "resting.SESSIONS": 20,
+}
+
+
+@pytest.mark.parametrize("name", ["roundtrip", "busy", "storm", "depth", "idle", "memory"])
+def test_every_kind_of_scenario_comes_to_its_verdicts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for what, value in SMALL.items():
+        monkeypatch.setattr(f"shmsched.tools.bench.{what}", value)
+    effort = Effort(rounds=1, seconds=0.1, warm_up=0.05)
+    finding = SCENARIOS[name].run(effort)
+    assert finding.verdicts
+    for values in [*(s.values for s in finding.series), *(v.values for v in finding.verdicts)]:
+        assert len(values) == 1
+        assert math.isfinite(values[0])
+        assert values[0] >= 0.0
+    if name == "roundtrip":
+        assert [series.name for series in finding.series] == [transport.value for transport in Transport]
+
+
+def test_what_others_found_is_shown_beside_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(effort: Effort) -> Finding:
+        raise BenchFault("zmq: 3 answers were not echo's")
+
+    monkeypatch.setitem(SCENARIOS, "decode", Scenario("fails", broken))
+    done = CliRunner().invoke(bench.command, ["--quick", "--scenario", "decode", "--scenario", "core"])
+    assert done.exit_code == 1
+    assert "without futures' own cost" in done.output
+    assert done.output.endswith("Error: decode: zmq: 3 answers were not echo's\n")
+
+
+def test_a_missing_extra_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.EXTRA, "no_such_module", "no-such-package")
+    done = CliRunner().invoke(bench.command, ["--quick", "--scenario", "core"])
+    assert done.exit_code == 1
+    assert done.output == "Error: bench needs no-such-package: pip install 'shmsched[bench]'\n"
+
+
+def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
+    done = CliRunner().invoke(bench.command, ["--scenario", "nonsense"])
+    assert done.exit_code == 2
+    assert all(name in done.output for name in SCENARIOS)

@@ -1,0 +1,111 @@
+"""The parts of the bench that its conclusions rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from shmsched import SamplingParams
+from shmsched.tools.bench.load import rounds
+from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Spread, Verdict, alternate, ratios
+from shmsched.tools.bench.plan import Plan, Round, RoundResult, Tally, Transport
+from shmsched.tools.bench.plot import margin
+from shmsched.tools.bench.report import figure, to_json
+from shmsched.workers.echo import advance, answer
+
+PLAN = Plan(transport=Transport.ZMQ, clients=1, sessions=2, batch=4, vocab=50)
+
+
+def test_runs_alternate() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    values = alternate({"a": lambda: run("a"), "b": lambda: run("b")}, Effort(rounds=3, seconds=0, warm_up=0))
+    assert order == ["a", "b"] * 3
+    assert values == {"a": [1.0, 3.0, 5.0], "b": [2.0, 4.0, 6.0]}
+
+
+def test_a_ratio_is_of_the_runs_that_stood_side_by_side() -> None:
+    """The machine got twice as slow in the last round, for both."""
+    assert ratios([10.0, 10.0, 5.0], [5.0, 5.0, 2.5]) == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("bar", "values", "met"),
+    [
+        (Bar(limit=2.0), [1.0, 2.0, 9.0], True),
+        (Bar(limit=2.0), [1.0, 1.9, 9.0], False),
+        (Bar(limit=2.0, at_least=False), [1.0, 2.0, 9.0], True),
+        (Bar(limit=2.0, at_least=False), [1.0, 2.1, 2.2], False),
+    ],
+)
+def test_the_median_decides(bar: Bar, values: list[float], met: bool) -> None:
+    verdict = Verdict(what="w", unit="x", values=values, bar=bar)
+    assert verdict.met is met
+    assert (margin(verdict).median >= 1.0) is met
+    assert margin(verdict).least <= margin(verdict).median <= margin(verdict).greatest
+
+
+def test_rounds_of_several_clients_add_up() -> None:
+    tallies = [Tally(steps=100, seconds=2.0, wrong=1, p50_us=0.0), Tally(steps=30, seconds=1.0, wrong=0, p50_us=0.0)]
+    assert RoundResult.of(tallies) == RoundResult(steps_per_s=80.0, wrong=1, p50_us=0.0)
+
+
+def test_a_plan_survives_its_way_to_the_host() -> None:
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+
+
+def test_the_json_has_every_run_and_what_was_concluded() -> None:
+    finding = Finding(
+        scenario="s",
+        series=[Series(name="a", unit="u", values=[1.0, 2.0, 4.0])],
+        verdicts=[Verdict(what="w", unit="x", values=[3.0], bar=Bar(limit=2.0))],
+    )
+    (document,) = to_json([finding], {}, True)["scenarios"]
+    assert document["series"][0]["values"] == [1.0, 2.0, 4.0]
+    assert document["series"][0]["median"] == 2.0
+    assert document["verdicts"][0]["met"] is True
+    assert finding.series[0].spread == Spread(2.0, 1.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0"), (0.01234, "0.0123"), (1.0, "1.00"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_figures_have_three_digits(value: float, shown: str) -> None:
+    assert figure(value) == shown
+
+
+class InstantEcho:
+    """A session that answers at once, wrongly as often as it is told to."""
+
+    def __init__(self, lies: set[int]) -> None:
+        self.lies = lies
+        self.hash = 0
+        self.asked = 0
+
+    def submit(self, tokens: Sequence[int], *, sampling: SamplingParams | None) -> Reply:
+        assert sampling is not None
+        self.hash = advance(self.hash, tokens)
+        self.asked += 1
+        return Reply([answer(self.hash, PLAN.vocab) + (self.asked in self.lies)])
+
+
+class Reply:
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def result(self, timeout: float | None = None) -> Reply:
+        return self
+
+
+def test_each_wrong_answer_counts_once_wherever_it_is() -> None:
+    """The first, one on the way, and in the other session too; and the sessions go on from round to round."""
+    run = rounds([InstantEcho({1, 5}), InstantEcho({2})], PLAN)
+    first = run(Round(start=0.0, end=0.0))
+    assert first.wrong == 2, "the first round is one step of each session and one more"
+    more = [run(Round(start=0.0, end=0.0)) for _ in range(3)]
+    assert [tally.wrong for tally in more] == [0, 1, 0]
