@@ -55,6 +55,7 @@ group = click.version_option(version("shmsched"), prog_name="shmsched")(
             "generate": Lazy("shmsched.cli.generate:command", "Continue a text with the daemon's model."),
             "demo": Lazy("shmsched.cli.demo:command", "Watch one model serve several processes at once."),
             "stress": Lazy("shmsched.tools.stress:command", "Load a daemon, and check every answer."),
+            "bench": Lazy("shmsched.tools.bench.command:command", "Measure beside other transports, against bars."),
         },
         help="A scheduler for batched LLM serving that lives in its own process.",
     )

@@ -12,7 +12,7 @@ from commands import SCRIPT, environment, shmsched
 
 from shmsched.cli.root import group
 
-COMMANDS = ("up", "status", "stop", "engine", "generate", "demo", "stress")
+COMMANDS = ("up", "status", "stop", "engine", "generate", "demo", "stress", "bench")
 
 
 def test_help_lists_every_command(home: Path) -> None:
@@ -28,7 +28,7 @@ def test_each_command_has_help(home: Path, name: str) -> None:
     done = shmsched(home, name, "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: shmsched {name}")
-    if name not in ("demo", "stress"):
+    if name not in ("demo", "stress", "bench"):
         assert "SHMSCHED_SOCKET" in done.stdout
 
 
