@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.engine import BatchView, StepRow
+from shmsched.engine import BatchView, Engine, StepRow
+from shmsched.errors import Unsupported
 from shmsched.steps import SamplingParams
 from shmsched.workers.echo import Echo, advance, answer
 
@@ -86,6 +87,24 @@ def test_rewinding_to_any_earlier_position(before: list[int], after: list[int], 
     echo.rewind(3, length)
     ids = run(echo, [(3, length, after)], SamplingParams()).token_ids.tolist()
     assert ids == definition(before[:length] + after)[length:]
+
+
+@given(TOKENS, TOKENS, TOKENS, st.data())
+def test_a_fork_and_its_parent_are_independent(
+    before: list[int], after: list[int], other: list[int], data: st.DataObject
+) -> None:
+    echo = Echo(vocab=VOCAB)
+    echo.open_session(0, b"")
+    run(echo, [(0, 0, before)])
+    length = data.draw(st.integers(0, len(before)))
+    echo.fork_session(0, 7, length)
+    ids = run(echo, [(0, len(before), after), (7, length, other)], SamplingParams()).token_ids.tolist()
+    assert ids == definition(before + after)[len(before) :] + definition(before[:length] + other)[length:]
+
+
+def test_an_engine_that_does_not_say_how_cannot_fork() -> None:
+    with pytest.raises(Unsupported, match="Engine cannot fork a session"):
+        Engine().fork_session(0, 1, 0)
 
 
 @given(TOKENS)

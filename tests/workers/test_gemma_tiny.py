@@ -252,15 +252,67 @@ def test_rewinding_forward_is_refused(engine: Gemma) -> None:
 
 def test_blocks_come_back() -> None:
     kv = KvBlocks(4, 1, 1, 2)
-    assert kv.reserve(0, 3 * BLOCK_TOKENS)
-    assert not kv.reserve(1, BLOCK_TOKENS + 1)
+    assert kv.reserve(0, 0, 3 * BLOCK_TOKENS)
+    assert not kv.reserve(1, 0, BLOCK_TOKENS + 1)
     assert kv.n_free == 1  # a refusal takes nothing
     kv.truncate(0, BLOCK_TOKENS + 1)
     assert kv.n_free == 2
-    assert kv.reserve(1, BLOCK_TOKENS + 1)
+    assert kv.reserve(1, 0, BLOCK_TOKENS + 1)
     kv.truncate(0, 0)
     kv.truncate(1, 0)
     assert kv.n_free == 4
+
+
+@pytest.mark.parametrize("length", [0, 1, BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 30, BLOCK_TOKENS + 40])
+@pytest.mark.parametrize("first", ["parent", "child", "both at once"])
+def test_a_fork_and_its_parent_are_independent(engine: Gemma, reference: Reference, length: int, first: str) -> None:
+    text = random_tokens(BLOCK_TOKENS + 40)
+    mine, other = random_tokens(9, seed=1), random_tokens(9, seed=2)
+    engine.open_session(0, b"")
+    forward(engine, Step(0, 0, text))
+    engine.fork_session(0, 5, length)
+    steps = [Step(0, len(text), mine, ALL), Step(5, length, other, ALL)]
+    if first == "both at once":
+        parent, child = forward(engine, *steps)
+    else:
+        order = steps if first == "parent" else steps[::-1]
+        by_slot = {step.slot: forward(engine, step)[0] for step in order}
+        parent, child = by_slot[0], by_slot[5]
+    assert_close(parent, reference.logits([*text, *mine])[-9:])
+    assert_close(child, reference.logits([*text[:length], *other])[-9:])
+    # Rewound into what they share, either writes to its own.
+    for slot, rest in ((5, mine), (0, other)):
+        engine.rewind(slot, length // 2)
+        (logits,) = forward(engine, Step(slot, length // 2, rest))
+        assert_close(logits, reference.logits([*text[: length // 2], *rest])[-1:])
+    engine.close_session(0)
+    (logits,) = forward(engine, Step(5, length // 2 + 9, [4]))
+    assert_close(logits, reference.logits([*text[: length // 2], *mine, 4])[-1:])
+
+
+def test_forks_share_blocks_until_they_write(model: Path, directory: Path) -> None:
+    engine = started(model, directory, kv_tokens=4 * BLOCK_TOKENS)
+    text = random_tokens(2 * BLOCK_TOKENS + 1)
+    engine.open_session(0, b"")
+    forward(engine, Step(0, 0, text))
+    for slot in (1, 2):
+        engine.fork_session(0, slot, len(text))
+    forward(engine, Step(1, len(text), [4]))
+    batch = batch_of([Step(2, len(text), [4])], len(VOCAB))
+    engine.forward(batch)
+    assert batch.deferred == {0}, "three sessions share two blocks, and there is no third copy of the last"
+    engine.close_session(0)
+    forward(engine, Step(2, len(text), [4]))  # the last that has a block writes where it is
+    engine.close_session(1)
+    engine.close_session(2)
+    assert engine._kv.n_free == 4
+
+
+def test_a_fork_beyond_its_parent_is_refused(engine: Gemma) -> None:
+    engine.open_session(0, b"")
+    forward(engine, Step(0, 0, [1, 2]))
+    with pytest.raises(ValueError, match="fork of 3 tokens of the session in slot 0, which has 2"):
+        engine.fork_session(0, 1, 3)
 
 
 @pytest.mark.parametrize("n", [*range(1, 20), 33, 70])

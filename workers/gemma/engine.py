@@ -80,6 +80,14 @@ class Gemma(Engine):
         self._lengths[slot] = length
         self._kv.truncate(slot, length)
 
+    def fork_session(self, parent: int, slot: int, length: int) -> None:
+        if not 0 <= length <= self._lengths[parent]:
+            raise ValueError(
+                f"fork of {length} tokens of the session in slot {parent}, which has {self._lengths[parent]}"
+            )
+        self._kv.share(parent, slot, length)
+        self._lengths[slot] = length
+
     def close_session(self, slot: int) -> None:
         self._kv.truncate(slot, 0)
         del self._lengths[slot]
@@ -121,7 +129,7 @@ class Gemma(Engine):
                 batch.fail(i, f"the session would have {held + length} tokens; max_session_tokens is {limit}")
             elif tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
                 batch.fail(i, f"it has a token outside the vocabulary of {self.info.vocab_size}")
-            elif not self._kv.reserve(slot, held + length):
+            elif not self._kv.reserve(slot, held, held + length):
                 batch.defer(i)
             else:
                 taken.append(i)
