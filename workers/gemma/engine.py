@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+from shmsched.engine.taken import TakenSteps, runnable
 from shmsched.errors import EngineStartError
 from shmsched.workers.gemma.attention import Span
 from shmsched.workers.gemma.config import read_config
@@ -93,47 +94,26 @@ class Gemma(Engine):
         del self._lengths[slot]
 
     def forward(self, batch: BatchView) -> None:
-        taken = self._take(batch)
-        if not taken:
+        possible = runnable(batch, self._lengths, self.info)
+        taken = TakenSteps.of(batch, [i for i in possible if self._reserve(batch, i)])
+        if not taken.steps:
             return
-        # Rows of this pass: the batch's tokens without those of deferred and failed steps.
-        kept = np.concatenate([np.arange(s.start, s.start + s.length) for s in (batch.steps[i] for i in taken)])
-        spans, row = [], 0
-        for i in taken:
-            slot, start, length = batch.steps[i]
-            spans.append(Span(slot, row, length, int(batch.positions[start])))
-            row += length
-        row_of = np.full(len(batch.tokens), -1)
-        row_of[kept] = np.arange(len(kept))
-        wanted = np.flatnonzero(row_of[batch.outputs] >= 0)
-        rows = row_of[batch.outputs[wanted]]
-        hidden = self._model.forward(batch.tokens[kept], batch.positions[kept], spans, self._kv, rows)
+        spans = [Span(slot, row, length, self._lengths[slot]) for slot, row, length in taken.steps]
+        hidden = self._model.forward(taken.tokens, taken.positions, spans, self._kv, taken.outputs)
         for span in spans:
             self._lengths[span.slot] += span.length
-        # Logits are given for runs of consecutive outputs; a step that was left out ends a run.
-        for run in np.split(np.arange(len(wanted)), np.flatnonzero(np.diff(wanted) > 1) + 1):
-            for start in range(0, len(run), _HEAD_ROWS):
-                part = run[start : start + _HEAD_ROWS]
-                batch.put_logits(int(wanted[part[0]]), self._model.logits(hidden[part], self._logits))
+        for first, run in taken.runs():
+            for start in range(run.start, run.stop, _HEAD_ROWS):
+                part = hidden[start : min(start + _HEAD_ROWS, run.stop)]
+                batch.put_logits(first + start - run.start, self._model.logits(part, self._logits))
 
-    def _take(self, batch: BatchView) -> list[int]:
-        """The steps that run now, with their room reserved. The others are failed, or deferred for want of room."""
-        taken = []
-        for i, (slot, start, length) in enumerate(batch.steps):
-            held, position = self._lengths[slot], int(batch.positions[start])
-            tokens = batch.tokens[start : start + length]
-            if position != held:
-                batch.fail(i, f"its first token is at position {position}; the session has {held} tokens")
-            elif held + length > self.info.max_session_tokens:
-                limit = self.info.max_session_tokens
-                batch.fail(i, f"the session would have {held + length} tokens; max_session_tokens is {limit}")
-            elif tokens.min() < 0 or tokens.max() >= self.info.vocab_size:
-                batch.fail(i, f"it has a token outside the vocabulary of {self.info.vocab_size}")
-            elif not self._kv.reserve(slot, held, held + length):
-                batch.defer(i)
-            else:
-                taken.append(i)
-        return taken
+    def _reserve(self, batch: BatchView, i: int) -> bool:
+        slot, _, length = batch.steps[i]
+        held = self._lengths[slot]
+        if self._kv.reserve(slot, held, held + length):
+            return True
+        batch.defer(i)
+        return False
 
 
 def _in_blocks(n_tokens: int) -> int:
