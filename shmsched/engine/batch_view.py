@@ -73,15 +73,16 @@ class BatchView:
             raise ValueError(
                 f"put_logits({k0}, array of shape {logits.shape}): wanted (n, {self.vocab_size}) within {len(self.outputs)} outputs"
             )
-        sampled = [i for i in range(n) if self._raw_rows[k0 + i] is None]
+        sampled = np.array([self._raw_rows[k0 + i] is None for i in range(n)], bool)
         for i in range(n):
             self._scratch.pop(k0 + i, None)
             raw = self._raw_rows[k0 + i]
             if raw is not None:
                 raw[:] = logits[i]
-        if sampled:
-            block = logits if len(sampled) == n else logits[sampled]
-            self._sample([k0 + i for i in sampled], block)
+        # Runs of sampled rows, so that none is copied for the sake of a raw one beside it.
+        edges = np.flatnonzero(np.diff(sampled, prepend=False, append=False)).tolist()
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            self._sample(list(range(k0 + start, k0 + stop)), logits[start:stop])
         self._given[k0 : k0 + n] = True
 
     def set_tokens(

@@ -116,15 +116,79 @@ def test_neighbours_and_their_order_change_nothing(
     assert run([rows[i] for i in order]) == [alone[i] for i in order]
 
 
+@pytest.mark.parametrize("vocab", [300, 5000, 32000, 100_000, 262_147])
+@pytest.mark.parametrize("spread", [0.5, 3.0, 8.0])
+def test_wide_rows_are_cut_and_drawn_as_the_textbook_says(vocab: int, spread: float) -> None:
+    rng = np.random.default_rng(vocab)
+    # One decimal: with ties at every cut.
+    logits = np.round(rng.normal(0, spread, (3, vocab)), 1).astype(np.float32)
+    choices = [
+        SamplingParams(1.0),
+        SamplingParams(0.7),
+        SamplingParams(1.0, top_k=40),
+        SamplingParams(0.7, top_p=0.9, top_k=64),
+        SamplingParams(1.0, top_k=2000),
+        SamplingParams(0.7, top_p=0.9),
+        SamplingParams(1.3, top_p=0.999),
+    ]
+    for p in choices:
+        for row in range(3):
+            params = SamplingParams(p.temperature, p.top_p, p.top_k, seed=row)
+            found = int(sample(logits, [params] * 3, np.full(3, 5))[0][row])
+            running = np.cumsum(exact_wide(logits[row], params))
+            u = uniform(row, 5)
+            # The running sums are of single precision here and there: a draw on an edge may fall to either side.
+            possible = {int(np.searchsorted(running, u + shift, side="right")) for shift in (-2e-6, 0.0, 2e-6)}
+            assert found in possible, (p, row)
+
+
+def exact_wide(logits: npt.NDArray[np.float32], p: SamplingParams) -> Floats:
+    """As ``exact``, with sorting by numpy."""
+    order = np.argsort(-logits.astype(np.float64), kind="stable")[: p.top_k or len(logits)]
+    weights = np.exp((logits[order].astype(np.float64) - float(logits.max())) / p.temperature)
+    if p.top_p < 1.0:
+        kept = int(np.searchsorted(np.cumsum(weights), p.top_p * weights.sum())) + 1
+        order, weights = order[:kept], weights[:kept]
+    probabilities = np.zeros(len(logits))
+    probabilities[order] = weights / weights.sum()
+    return probabilities
+
+
+@pytest.mark.parametrize("vocab", [12, 700, 32000, 140_000])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(0.9, 0.95, 50, seed=3), SamplingParams(1.0, seed=3)]
+)
+def test_a_wide_row_gives_the_same_bits_alone_and_among_any(vocab: int, params: SamplingParams) -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 4, (9, vocab)).astype(np.float32)
+    logits[::2] += rng.normal(0, 100, (5, 1)).astype(np.float32)
+    ids, logprobs = sample(logits, [params] * 9, np.arange(9))
+    for i in range(9):
+        alone = sample(logits[i : i + 1], [params], np.array([i]))
+        assert (alone[0][0], alone[1][0]) == (ids[i], logprobs[i])
+        pair = sample(logits[[i, i - 1]], [params] * 2, np.array([i, 0]))
+        assert (pair[0][0], pair[1][0]) == (ids[i], logprobs[i])
+
+
 def test_log_probabilities_are_those_of_the_whole_softmax() -> None:
-    logits = np.random.default_rng(1).normal(0, 5, (50, 100)).astype(np.float32)
+    log_probabilities_are_right(np.random.default_rng(1).normal(0, 5, (50, 100)).astype(np.float32))
+
+
+@pytest.mark.parametrize("top", [-200.0, -35.0, 0.0, 60.0, 75.0, 1e4])
+def test_log_probabilities_of_wide_rows_are_right_wherever_they_lie(top: float) -> None:
+    logits = np.random.default_rng(1).normal(0, 4, (2, 262_144))
+    log_probabilities_are_right((logits - logits.max() + top).astype(np.float32))
+
+
+def log_probabilities_are_right(logits: npt.NDArray[np.float32]) -> None:
+    n = len(logits)
     whole = logits.astype(np.float64)
     whole -= whole.max(axis=1, keepdims=True)
     whole -= np.log(np.exp(whole).sum(axis=1, keepdims=True))
     for params in (SamplingParams(), SamplingParams(3.0, top_k=40, seed=2)):
-        ids, logprobs = sample(logits, [params] * 50, np.arange(50))
+        ids, logprobs = sample(logits, [params] * n, np.arange(n))
         assert logprobs.dtype == np.float32
-        np.testing.assert_allclose(logprobs, whole[np.arange(50), ids], atol=1e-4)
+        np.testing.assert_allclose(logprobs, whole[np.arange(n), ids], atol=1e-4)
 
 
 @pytest.mark.parametrize(
