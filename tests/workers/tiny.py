@@ -44,6 +44,7 @@ def write_model(
     window: int = 24,
     pattern: int | None = None,
     architecture: str = "gemma3",
+    quantized: bool = True,
 ) -> Path:
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
@@ -65,6 +66,7 @@ def write_model(
 
     def matrix(name: str, rows: int, columns: int, kind: GGMLQuantizationType = GGMLQuantizationType.F32) -> None:
         values = rng.normal(0, columns**-0.5, (rows, columns)).astype(np.float32)
+        kind = kind if quantized else GGMLQuantizationType.F32
         writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     def norm(name: str, size: int, mean: float = 1.0) -> None:
