@@ -2,7 +2,7 @@
 
 An answer that has to pass from a receiving thread to the one that waits for it costs two thread switches and the wait for the
 interpreter's lock; up to its switch interval of 5 ms if the caller is busy. So a caller that waits for a future reads the
-connection itself, and settles whatever arrives with it. The thread then stands aside, and looks every millisecond whether
+connection itself, and settles whatever arrives with it. The thread then stands aside, and looks every few milliseconds whether
 callers still come; what is awaited by other means (callbacks, ``wait``, streams) it reads itself.
 """
 
@@ -21,7 +21,7 @@ from shmsched.client.state import ClientState, MakeSession
 from shmsched.errors import ClientClosed, Full, ShmschedError
 from shmsched.wire.link import Link
 
-PARK_S = 0.001
+PARK_S = 0.005
 """How long the thread stands aside before it looks again. What only it would read or send waits so long at most."""
 
 
