@@ -337,7 +337,7 @@ class AsyncClient(ClientCore):
 
     async def close(self) -> None:
         """End the connection. What is outstanding fails with ClientClosed. Idempotent; logits that are held stay readable."""
-        if self._pid != os.getpid() or not self._connected or self._state.closed:
+        if self._inherited or not self._connected or self._state.closed:
             return
         self._state.closed = True
         self._end(ClientClosed("the client was closed"))

@@ -257,7 +257,7 @@ class Client(ClientCore):
 
     def close(self) -> None:
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
-        if self._pid != os.getpid() or self._state.closed:
+        if self._inherited or self._state.closed:
             return
         self._state.closed = True
         self._state.end(ClientClosed("the client was closed"))

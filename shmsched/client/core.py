@@ -38,6 +38,8 @@ class ClientCore:
 
     def __init__(self, arena_bytes: int | None) -> None:
         self._pid = os.getpid()
+        self._inherited = False
+        """In a process that inherited the client by fork. Asking for the process's number each time is a system call."""
         self._arena_bytes = arena_bytes
         self._next_session = 1
 
@@ -63,7 +65,7 @@ class ClientCore:
         The caller holds the lock. Raises InvalidRequest, Unsupported, or why client or session are over.
         """
         session, start = submission.session, submission.position
-        if self._pid != os.getpid() or self._state.closed or self._channel.dead is not None:
+        if self._inherited or self._state.closed or self._channel.dead is not None:
             self._check_usable()
         if session.ended is not None or session._stream is not None:
             session.check_open()
@@ -145,7 +147,7 @@ class ClientCore:
             return asked is not None
 
     def _close_session(self, session: SessionCore) -> None:
-        if self._pid != os.getpid():
+        if self._inherited:
             return
         with self._channel.lock:
             if session.ended is None:
@@ -183,7 +185,7 @@ class ClientCore:
             child.remember(0, tokens)
 
     def _check_usable(self) -> None:
-        if self._pid != os.getpid():
+        if self._inherited:
             raise UsedAfterFork(
                 f"this client was made in process {self._pid}; make a new one in this process ({os.getpid()})"
             )
@@ -194,11 +196,14 @@ class ClientCore:
 
     def _forked(self) -> None:
         """In a forked child: its copy of the socket would hide this client's end from the daemon."""
+        self._inherited = True
         self._link.abandon()
 
 
 def output_rows_of(value: object) -> OutputRows:
     """Raises InvalidRequest if ``value`` is none."""
+    if type(value) is OutputRows:
+        return value
     try:
         return OutputRows(value)  # type: ignore[arg-type]
     except ValueError:
