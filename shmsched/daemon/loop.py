@@ -86,15 +86,19 @@ class EventLoop:
     def run(self) -> None:
         """Turn until ``stop``."""
         while self._running:
-            for fd, events in self._wait():
-                # One callback may unwatch what a later one of the same round was for.
-                callback = self._callbacks.get(fd)
-                if callback is not None:
-                    callback(events)
-            now = time.monotonic()
-            while self._timers and self._timers[0][0] <= now:
-                _guarded(heapq.heappop(self._timers)[2].fire)
-            _guarded(self.after_turn)
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait until something is ready or due, and make one round of callbacks."""
+        for fd, events in self._wait():
+            # One callback may unwatch what a later one of the same round was for.
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                callback(events)
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _guarded(heapq.heappop(self._timers)[2].fire)
+        _guarded(self.after_turn)
 
     def close(self) -> None:
         self._epoll.close()
