@@ -76,7 +76,10 @@ class Placement:
         return opened, hopeless
 
     def forget(self, session: Session) -> None:
-        self._waiting[session.model].pop(session.number, None)
+        queue = self._waiting.get(session.model)
+        if queue is not None and queue.pop(session.number, None) is not None and not queue:
+            # A client may name any number of models.
+            del self._waiting[session.model]
 
     def take_waiting(self) -> list[Session]:
         """Everybody who waits, who from now on does not."""

@@ -1,0 +1,89 @@
+"""What hostile peers could do to the daemon once, each as the shortest sequence of frames that did it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmsched.daemon.state import Step
+from shmsched.memory.layouts import StepStatus
+from shmsched.scheduling import StepState
+from shmsched.wire import frames
+from shmsched.wire.frames import StepDescriptor, StepFlags
+
+from fuzz.actions import act_on
+from fuzz.peers import HONEST_OFFER, ClientPeer, EnginePeer
+from fuzz.streams import read_stream
+from fuzz.world import LIMITS, World
+
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.everybody_leaves()
+    world.close()
+
+
+class Pair:
+    """A client with session 1, and the engine that has it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.begin()
+        self.client, self.engine = world.clients[0], world.engines[0]
+
+    def submit(
+        self, *, further: int = 0, deadline: float = 0.0, position: int = 0, session: int = 1, n: int = 1
+    ) -> None:
+        client = self.client
+        steps = []
+        for i in range(n):
+            client.request += 1
+            client.tokens += 1
+            steps.append(
+                StepDescriptor(
+                    client.request,
+                    session,
+                    1,
+                    position + i,
+                    1,
+                    StepFlags.SAMPLED,
+                    0,
+                    0.0,
+                    1.0,
+                    0,
+                    0,
+                    further,
+                    0,
+                    deadline,
+                )
+            )
+        client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, steps))
+        self.world.turn()
+
+    def answer(self, status: StepStatus = StepStatus.DONE) -> None:
+        engine = self.engine
+        np.frombuffer(engine.memory, np.uint8, 4, engine.layout.statuses_offset)[:] = status
+        engine.say(frames.Done(engine.batches.pop(0), ()))
+        self.world.turn()
+
+    def cancel(self) -> None:
+        self.client.say(frames.Cancel(1, 0, 0))
+        self.world.turn()
+
+
+def test_models_that_nobody_serves_leave_no_line_of_waiting_sessions(world: World) -> None:
+    pair = Pair(world)
+    for i in range(20):
+        pair.client.say(frames.OpenSession(2 + i, 1, f"model {i}", b""))
+        world.turn()
+    assert len(world.daemon.placement._waiting) == 0
