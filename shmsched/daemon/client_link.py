@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +58,8 @@ class ClientLink:
         self._last_request = 0
         self._stream = RecordRing(view[layout.stream_offset :][: STREAMED.size * layout.stream], STREAMED)
         self._stream_read = 0
-        self._unstreamed: deque[tuple[Step, int, float]] = deque()
-        """What found no room in the stream: the token, and the step that is queued once it has been written."""
+        self._unstreamed: dict[Step, tuple[int, float]] = {}
+        """What found no room in the stream: the step that is queued once it has been written, and its token."""
         self._told = (0, 0, 0, 0)
 
     # --- what it asks ---------------------------------------------------------------------------------------------------
@@ -134,12 +133,10 @@ class ClientLink:
             )
         self._stream_read = read
         while self._unstreamed and self._stream_room:
-            step, token, logprob = self._unstreamed.popleft()
-            # One that was cancelled or failed meanwhile needs no token any more.
-            if step.state is StepState.QUEUED:
-                self._stream.append(step.request, token, logprob)
-                self._has_news(self)
-                daemon.queue(step)
+            step = next(iter(self._unstreamed))
+            self._stream.append(step.request, *self._unstreamed.pop(step))
+            self._has_news(self)
+            daemon.queue(step)
 
     @property
     def _stream_room(self) -> int:
@@ -200,7 +197,7 @@ class ClientLink:
         own generations, and what waits here is one token for each.
         """
         if not self._stream_room:
-            self._unstreamed.append((follower, token, logprob))
+            self._unstreamed[follower] = (token, logprob)
             return False
         self._stream.append(follower.request, token, logprob)
         self._has_news(self)
@@ -211,6 +208,8 @@ class ClientLink:
         self.outstanding -= 1
         if step.sampled:
             self.outstanding_results -= step.n_rows
+        # One that waited for room in the stream needs it no more. A client that never reads could pile them up.
+        self._unstreamed.pop(step, None)
 
     def drop_memory(self) -> None:
         """The client is gone. Whatever still refers to this link must not keep the client's memory mapped."""

@@ -81,6 +81,38 @@ class Pair:
         self.world.turn()
 
 
+def test_a_client_that_never_reads_its_stream_and_cancels_piles_nothing_up(world: World) -> None:
+    pair = Pair(world)
+    for _ in range(LIMITS.streamed_tokens + 30):
+        pair.submit(further=1)
+        pair.answer()
+        pair.cancel()
+        if pair.engine.batches:
+            pair.answer()
+        world.check()
+    (link,) = world.daemon.clients.links.values()
+    assert not link._unstreamed
+
+
+def test_a_generation_whose_client_does_not_read_waits_and_goes_on_when_it_has(world: World) -> None:
+    pair = Pair(world)
+    pair.submit(further=10)
+    answered = 0
+    while pair.engine.batches:
+        pair.answer()
+        answered += 1
+    assert answered == LIMITS.streamed_tokens + 1
+    world.check()
+    pair.client.say(frames.Consumed(*pair.client.cursors))
+    world.turn()
+    assert len(pair.engine.batches) == 1
+    while pair.engine.batches:
+        pair.answer()
+        pair.client.say(frames.Consumed(*pair.client.cursors))
+        world.turn()
+    assert world.daemon.settling.ledger.counts().completed == 11
+
+
 def test_models_that_nobody_serves_leave_no_line_of_waiting_sessions(world: World) -> None:
     pair = Pair(world)
     for i in range(20):
