@@ -43,7 +43,7 @@ class ClientHandler:
         match message:
             case frames.Submit():
                 link.submit(message, daemon)
-                daemon.overload.submitted(self._connection, daemon.settling.ledger.queued)
+                daemon.overload.submitted(self._connection, link, daemon.waiting_for_engines, len(daemon.clients.links))
             case frames.Consumed():
                 link.consumed(message, daemon)
             case frames.Halt(session, request):
@@ -68,6 +68,7 @@ class ClientHandler:
             self._daemon.log(f"client pid {peer.pid} is disconnected after {seconds:.1f} s behind: {why}")
         self._daemon.loop.unwatch(self._pidfd)
         os.close(self._pidfd)
+        self._daemon.overload.gone(self._connection)
         self._daemon.clients.gone(self._link)
 
 
@@ -89,7 +90,6 @@ class EngineHandler:
                 raise ProtocolError(f"an engine sent {type(message).__name__} before its offer")
             self._link = self._daemon.engines.offered(self._connection, message)
             return
-        link.heard_at = time.monotonic()
         match message:
             case frames.Ready():
                 self._daemon.engines.ready(link)

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection, Connections
 
 
 class Overload:
-    """Clients that submit while too much is queued are not read until a quarter of it has gone.
+    """While too much is queued, a client that has more than its share of it is not read until a quarter has gone.
 
-    What they submit meanwhile waits in their rings and sockets, within each client's own limits; then their ``submit`` waits,
-    or raises Full. What is queued goes on, its answers are delivered, and a client's end is seen.
+    What it submits meanwhile waits in its ring and socket, within its own limits; then its ``submit`` waits, or raises Full.
+    What is queued goes on, its answers are delivered, and its end is seen. A client's share is what each may have if all
+    have as much: so one that floods makes the others wait in the engines' queues at most, and is itself never shut out.
     """
 
     def __init__(self, connections: Connections, most: int) -> None:
         self._connections = connections
         self._most = most
-        self._paused: list[Connection] = []
+        self._paused: dict[Connection, ClientLink] = {}
 
     def __len__(self) -> int:
         """How many clients are not being read."""
         return len(self._paused)
 
-    def submitted(self, connection: Connection, queued: int) -> None:
-        """A client has submitted, and now ``queued`` steps are queued."""
-        if queued >= self._most and not connection.paused and connection.open:
+    def submitted(self, connection: Connection, link: ClientLink, queued: int, clients: int) -> None:
+        """One of ``clients`` has submitted, and now ``queued`` steps are queued of all together."""
+        over = queued >= self._most and link.outstanding * clients >= self._most
+        if over and not connection.paused and connection.open:
             self._connections.pause(connection)
-            self._paused.append(connection)
+            self._paused[connection] = link
 
-    def relieve(self, queued: int) -> None:
-        """Read the clients again if there is room."""
-        if self._paused and queued <= self._most * 3 // 4:
-            paused, self._paused = self._paused, []
-            for connection in paused:
+    def gone(self, connection: Connection) -> None:
+        """The client has left."""
+        self._paused.pop(connection, None)
+
+    def relieve(self, queued: int, clients: int) -> None:
+        """Read those again for whom there is room."""
+        enough = self._most * 3 // 4
+        for connection, link in list(self._paused.items()):
+            if queued <= enough or link.outstanding * clients <= enough:
+                del self._paused[connection]
                 self._connections.resume(connection)

@@ -94,6 +94,11 @@ class Daemon:
         """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
         return next(self._numbers)
 
+    @property
+    def waiting_for_engines(self) -> int:
+        """Steps in the engines' queues. Others may wait for their client to read, which it must be able to say that it has."""
+        return sum([len(engine.queues) for engine in self.engines.links.values()])
+
     def enter(self, step: Step) -> None:
         """The step counts as submitted, and as queued, from here on."""
         step.session.outstanding[step.number] = step
@@ -139,7 +144,8 @@ class Daemon:
         """Do once what many frames of this turn may have asked for."""
         while True:
             self.sessions.serve_waiting()
-            self.overload.relieve(self.settling.ledger.queued)
+            if len(self.overload):
+                self.overload.relieve(self.waiting_for_engines, len(self.clients.links))
             if self.touched_engines:
                 now = time.monotonic()
                 while self.touched_engines:

@@ -119,3 +119,42 @@ def test_models_that_nobody_serves_leave_no_line_of_waiting_sessions(world: Worl
         pair.client.say(frames.OpenSession(2 + i, 1, f"model {i}", b""))
         world.turn()
     assert len(world.daemon.placement._waiting) == 0
+
+
+def test_a_paused_client_that_leaves_is_forgotten(world: World) -> None:
+    pair = Pair(world)
+    for _ in range(2):
+        other = ClientPeer(world.socket)
+        world.clients.append(other)
+        world.turn()
+    pair.submit(n=8)
+    busy = pair.client
+    for client in world.clients[1:]:
+        client.say(frames.OpenSession(1, 0, "m", b""))
+        world.turn()
+        pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+        world.turn()
+        pair.client = client
+        pair.submit(n=4)
+    assert len(world.daemon.overload) > 0
+    for client in reversed(list(world.clients)):
+        world.leave(client)
+        world.turn()
+        world.check()
+    assert busy not in world.clients
+    assert len(world.daemon.overload) == 0
+
+
+def test_steps_that_wait_for_their_client_to_read_do_not_shut_it_out(world: World) -> None:
+    """They are queued, by the ledger; and only the client, by saying that it has read, can make them go."""
+    pair = Pair(world)
+    world.daemon.overload._most = 1
+    pair.submit(further=8)
+    for _ in range(LIMITS.streamed_tokens + 1):
+        pair.answer()
+    assert world.daemon.settling.ledger.queued == 1
+    pair.client.say(frames.Submit(pair.client.tokens, *pair.client.cursors[:2], 0, []))
+    world.turn()
+    pair.client.say(frames.Consumed(*pair.client.cursors))
+    world.turn()
+    assert len(pair.engine.batches) == 1
