@@ -95,7 +95,7 @@ class EngineLink:
         self._next_slot = 0
         """Slots from here on were never used; those before it are in use, or freed."""
         self.heard_at = 0.0
-        """When it last said something."""
+        """When it last said something that it owed. What else it says does not make it any less stuck."""
         self._openings: dict[int, float] = {}
         """Slots whose opening the engine has not answered, and when it was asked."""
         self._closed_early: dict[int, int] = {}
@@ -149,12 +149,14 @@ class EngineLink:
 
     def opening_answered(self, slot: int, number: int) -> Session | None:
         """The engine has opened, or refused, what was asked for. None if that session has ended meanwhile."""
-        self._openings.pop(slot, None)
+        session = self.sessions.get(slot)
+        asked = session.number if session is not None else self._closed_early.get(slot)
+        if number == asked and self._openings.pop(slot, None) is not None:
+            self.heard_at = time.monotonic()
         if self._closed_early.get(slot) == number:
             del self._closed_early[slot]
             heappush(self._freed_slots, slot)
             return None
-        session = self.sessions.get(slot)
         if session is None or session.number != number or session.state is not SessionState.OPENING:
             return None
         return session
@@ -268,6 +270,7 @@ class EngineLink:
         if batch is None or batch.number != number:
             self.stale_answers += 1
             return None
+        self.heard_at = time.monotonic()
         self.batch = None
         return batch
 
@@ -332,8 +335,10 @@ class EngineLink:
                     daemon.settling.fail_from(step.session, step.number, step.position, code, message)
         for session in list(self.sessions.values()):
             daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
-        if self.linger_timer is not None:
-            self.linger_timer.cancel()
+        for timer in (self.linger_timer, self._watchdog):
+            # One that is still to come would keep the engine, and its memory mapped, until then.
+            if timer is not None:
+                timer.cancel()
 
     def buried(self) -> None:
         """The engine's process has ended: nobody writes into the rows of its last batch any more."""
@@ -342,3 +347,5 @@ class EngineLink:
             step.session.client.return_rows(step)
         self._arenas.clear()
         self.segment.close_descriptor()
+        # Whatever still refers to this link (a step whose deadline is far, say) must not keep the memory mapped.
+        del self.segment, self._slot

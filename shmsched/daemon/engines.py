@@ -15,7 +15,7 @@ from shmsched.daemon.loop import READ
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.supervisor import Supervisor, Worker
 from shmsched.engine.contract import EngineInfo
-from shmsched.errors import ErrorCode, ProtocolError
+from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -51,13 +51,22 @@ class Engines:
         limits = config.params.within(
             offer.max_batch_size or None, offer.max_decode_sequences or None, offer.max_prefill_chunk_size or None
         )
-        link = EngineLink(self._daemon.next_number(), connection.peer, offer, limits, config.linger_share)
+        worker = self._supervisor.worker_of(connection.peer.pid)
+        # First of all: if the process is gone already, nothing has been made yet that would have to go.
+        pidfd = _pidfd(connection.peer.pid) if worker is None else -1
+        try:
+            link = EngineLink(self._daemon.next_number(), connection.peer, offer, limits, config.linger_share)
+        except SharedMemoryError:
+            if pidfd >= 0:
+                os.close(pidfd)
+            raise
         link.hang_up = lambda: self._connections.drop(connection, "the scheduler let the engine go")
         link.read = lambda: self._connections.read_all(connection)
         link.read_and_hang_up = lambda why: self._connections.read_and_drop(connection, why)
-        worker = self._supervisor.worker_of(connection.peer.pid)
         if worker is None:
-            self._watch_process(link)
+            # See the end of an engine that is not our child, also where a child of its own holds its socket open.
+            link.pidfd = pidfd
+            self._daemon.loop.watch(pidfd, READ, lambda _: self._process_ended(link))
         else:
             self._supervisor.attached(worker, link)
         self.links[link.number] = link
@@ -67,7 +76,12 @@ class Engines:
         return link
 
     def ready(self, link: EngineLink) -> None:
-        """The engine has started."""
+        """The engine has started. Raises ProtocolError if it says so again: every client is told, each time."""
+        if link.state is EngineState.DEAD:
+            # Given up before its process has ended: nothing that it says counts any more.
+            return
+        if link.state is EngineState.READY:
+            raise ProtocolError(f"engine {link.offer.spec} was ready already")
         link.state = EngineState.READY
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
@@ -148,14 +162,6 @@ class Engines:
             worker.link.buried()
         self._daemon.sessions.slots_changed = True
 
-    def _watch_process(self, link: EngineLink) -> None:
-        """See the end of an engine that is not our child, also where a child of its own holds its socket open."""
-        try:
-            link.pidfd = os.pidfd_open(link.peer.pid)
-        except OSError as e:
-            raise ProtocolError(f"cannot watch the engine's process {link.peer.pid}: {e.strerror}") from e
-        self._daemon.loop.watch(link.pidfd, READ, lambda _: self._process_ended(link))
-
     def _process_ended(self, link: EngineLink) -> None:
         self._unwatch_process(link)
         link.read()
@@ -175,6 +181,13 @@ class Engines:
     def _changed(self) -> None:
         self._daemon.sessions.slots_changed = True
         tell_models(self.links.values(), self._clients())
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as e:
+        raise ProtocolError(f"cannot watch the engine's process {pid}: {e.strerror}") from e
 
 
 def _check(offer: frames.Offer) -> None:

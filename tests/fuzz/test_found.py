@@ -121,6 +121,64 @@ def test_models_that_nobody_serves_leave_no_line_of_waiting_sessions(world: Worl
     assert len(world.daemon.placement._waiting) == 0
 
 
+def test_a_dead_engine_is_not_kept_by_the_timer_that_watched_it_nor_by_a_far_deadline(world: World) -> None:
+    pair = Pair(world)
+    pair.submit(deadline=time.monotonic() + 3600)
+    world.leave(pair.engine)
+    del pair.engine
+    world.turn()
+    mapped = Path("/proc/self/maps").read_text().count("/shmsched-")
+    assert mapped == 2, "the client's segment, by the daemon and by the client, and not the engine's"
+
+
+def test_an_engine_that_says_ready_again_is_let_go(world: World) -> None:
+    pair = Pair(world)
+    pair.engine.say(frames.Ready(0.0))
+    world.turn()
+    assert not world.daemon.engines.links
+
+
+def test_an_engine_that_was_given_up_does_not_come_back_by_saying_ready(world: World) -> None:
+    pair = Pair(world)
+    (link,) = world.daemon.engines.links.values()
+    # As after its process has ended, while a child of its holds the connection.
+    world.daemon.engines._process_ended(link)
+    pair.engine.say(frames.Ready(0.0))
+    world.turn()
+    assert not link.has_slot
+    pair.client.say(frames.OpenSession(2, 1, "m", b""))
+    world.turn()
+    assert not pair.engine.openings
+
+
+def test_answers_that_nobody_waits_for_do_not_pass_for_work(world: World) -> None:
+    pair = Pair(world)
+    pair.submit()
+    (link,) = world.daemon.engines.links.values()
+    since = link.silent_since
+    pair.client.say(frames.OpenSession(2, 1, "m", b""))
+    world.turn()
+    for message in (frames.Done(99, ()), frames.SlotOpened(0, 0), frames.SlotOpened(1, 12345)):
+        pair.engine.say(message)
+        world.turn()
+    assert link.silent_since == since
+    pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+    world.turn()
+    assert link.silent_since is not None
+    assert link.silent_since > (since or 0.0)
+
+
+def test_an_engine_whose_process_is_gone_before_its_offer_is_read_leaves_no_descriptor(world: World) -> None:
+    pid = os.fork()
+    if pid == 0:
+        engine = EnginePeer(world.socket)
+        engine.say(HONEST_OFFER)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    world.turn()
+    assert not world.daemon.engines.links
+
+
 def test_a_paused_client_that_leaves_is_forgotten(world: World) -> None:
     pair = Pair(world)
     for _ in range(2):
