@@ -35,8 +35,11 @@ class Deadlines:
             self._set_timer()
 
     def _compact(self) -> None:
-        """Forget those that have been dispatched: a far deadline must not keep its step for hours."""
-        self._heap = [entry for entry in self._heap if entry[2].state is StepState.QUEUED]
+        """Forget those that have been dispatched: a far deadline must not keep its step for hours.
+
+        One that its engine deferred was added again each time, and is kept once.
+        """
+        self._heap = list({entry[1]: entry for entry in self._heap if entry[2].state is StepState.QUEUED}.values())
         heapify(self._heap)
         self._compact_at = 2 * len(self._heap) + _SLACK
 

@@ -19,6 +19,8 @@ Callback = Callable[[], None]
 _FINE_S = 0.02
 _LONGEST_S = 3600.0
 """No single wait is longer: epoll counts milliseconds in 32 bits."""
+_SLACK = 1024
+"""Timers that may be kept though cancelled."""
 
 
 class Timer:
@@ -32,6 +34,11 @@ class Timer:
 
     def cancel(self) -> None:
         self._callback = None
+
+    @property
+    def pending(self) -> bool:
+        """Neither fired nor cancelled."""
+        return self._callback is not None
 
     def fire(self) -> None:
         callback, self._callback = self._callback, None
@@ -50,6 +57,7 @@ class EventLoop:
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
+        self._compact_at = _SLACK
         self._order = itertools.count()
         self._posted: deque[Callback] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -72,6 +80,11 @@ class EventLoop:
     def call_at(self, when: float, callback: Callback) -> Timer:
         """Call ``callback`` at ``when``, in seconds of ``time.monotonic()``."""
         timer = Timer(when, callback)
+        if len(self._timers) >= self._compact_at:
+            # Those that were cancelled, and would have been far.
+            self._timers = [entry for entry in self._timers if entry[2].pending]
+            heapq.heapify(self._timers)
+            self._compact_at = 2 * len(self._timers) + _SLACK
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
@@ -105,7 +118,7 @@ class EventLoop:
         os.close(self._wake_fd)
 
     def _wait(self) -> list[tuple[int, int]]:
-        while self._timers and self._timers[0][2]._callback is None:
+        while self._timers and not self._timers[0][2].pending:
             heapq.heappop(self._timers)
         if not self._timers:
             return self._epoll.poll()

@@ -216,3 +216,17 @@ def test_steps_that_wait_for_their_client_to_read_do_not_shut_it_out(world: Worl
     pair.client.say(frames.Consumed(*pair.client.cursors))
     world.turn()
     assert len(pair.engine.batches) == 1
+
+
+def test_a_step_that_is_deferred_for_ever_is_watched_once(world: World) -> None:
+    pair = Pair(world)
+    pair.submit(deadline=time.monotonic() + 3600)
+    (link,) = world.daemon.clients.links.values()
+    step: Step = next(iter(link.sessions[1].outstanding.values()))
+    deadlines = world.daemon.deadlines
+    for _ in range(5000):
+        deadlines.add(step)
+    step.state = StepState.QUEUED
+    deadlines._compact()
+    assert len(deadlines) == 1
+    step.state = StepState.IN_FLIGHT
