@@ -17,6 +17,7 @@ from shmsched.wire.peer import Peer
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
+_READS = 256
 STALL_S = 1.0
 """How long a peer may have more waiting for it than its bound."""
 
@@ -102,9 +103,10 @@ class Connections:
             self._set_events(connection)
 
     def read_all(self, connection: Connection) -> None:
-        """Handle what has arrived by now."""
-        while connection.open and self._receive(connection):
-            pass
+        """Handle what has arrived by now. No more reads than its socket holds: a peer may write for ever."""
+        for _ in range(_READS):
+            if not connection.open or not self._receive(connection):
+                break
 
     def read_and_drop(self, connection: Connection, why: str) -> None:
         """The peer's process is dead: handle what it had still sent, then end the connection."""
