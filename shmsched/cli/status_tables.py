@@ -26,7 +26,7 @@ def tables(document: dict[str, Any]) -> RenderableType:
         _ledger(document["ledger"]),
         _engines(document["engines"], document["limits"]),
         _workers(document["workers"]),
-        _clients(document["clients"], document["waiting_sessions"]),
+        _clients(document),
         _foot(document),
     )
 
@@ -102,7 +102,8 @@ def _workers(workers: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _clients(clients: list[dict[str, Any]], waiting: int) -> RenderableType:
+def _clients(document: dict[str, Any]) -> RenderableType:
+    clients, waiting, paused = document["clients"], document["waiting_sessions"], document["paused_clients"]
     if not clients:
         return Text("no clients", "dim")
     table = _table("client", "pid", "sessions", "outstanding", "arena", "unsent")
@@ -111,12 +112,15 @@ def _clients(clients: list[dict[str, Any]], waiting: int) -> RenderableType:
             str(client["client"]),
             str(client["pid"]),
             str(client["sessions"]),
-            str(client["outstanding"]),
+            f"{client['outstanding']} (paused)" if client["paused"] else str(client["outstanding"]),
             size(client["arena_bytes"]),
             size(client["unsent_bytes"]),
         )
-    if waiting:
-        table.caption = f"{waiting} sessions wait for a free slot"
+    captions = [f"{waiting} sessions wait for a free slot"] if waiting else []
+    if paused:
+        captions.append(f"{paused} clients are paused: {document['max_queued_steps']:,} steps may be queued")
+    if captions:
+        table.caption = "; ".join(captions)
     return table
 
 

@@ -33,6 +33,16 @@ _LIMIT = click.IntRange(min=1)
 @click.option("--max-decode-sequences", type=_LIMIT, metavar="N", help="Decodes in one batch.  [default: 32]")
 @click.option("--max-prefill-chunk-size", type=_LIMIT, metavar="N", help="Tokens of a prefill chunk.  [default: 256]")
 @click.option(
+    "--max-queued-steps",
+    type=_LIMIT,
+    metavar="N",
+    help="Of all clients together; beyond it those that flood have to wait.  [default: 262144]",
+)
+@click.option(
+    "--max-clients", type=_LIMIT, metavar="N",
+    help="Connections at once, engines and `shmsched status` among them.  [default: 1024]",
+)  # fmt: skip
+@click.option(
     "--drain-timeout", type=SECONDS, metavar="S", help="How long open sessions may go on at the end.  [default: 30]"
 )
 @click.option(
@@ -51,7 +61,8 @@ def command(config: Path | None, **options: Any) -> int:
     passed, and exits. A second one ends it at once.
 
     A configuration file has [[engine]] tables with spec, copies, env (a table, or a list with one for each copy) and
-    python, and above them socket, max_decode_sequences, max_prefill_chunk_size, drain_timeout and step_timeout.
+    python, and above them socket, max_decode_sequences, max_prefill_chunk_size, max_queued_steps, max_clients,
+    drain_timeout and step_timeout.
     """
     from shmsched.daemon.__main__ import run
 
@@ -69,6 +80,8 @@ def daemon_config(
     copies: int | None,
     max_decode_sequences: int | None,
     max_prefill_chunk_size: int | None,
+    max_queued_steps: int | None,
+    max_clients: int | None,
     drain_timeout: float | None,
     step_timeout: float | None,
 ) -> DaemonConfig:
@@ -87,6 +100,8 @@ def daemon_config(
         "socket": socket,
         "max_decode_sequences": max_decode_sequences,
         "max_prefill_chunk_size": max_prefill_chunk_size,
+        "max_queued_steps": max_queued_steps,
+        "max_clients": max_clients,
         "drain_timeout": drain_timeout,
         "step_timeout": step_timeout,
     }
@@ -114,6 +129,11 @@ def _checked(file: Path | None, settings: dict[str, Any], engines: tuple[Any, ..
                 rest[f"{name}_s"] = seconds = settings[name]
                 if not least <= seconds <= MOST_SECONDS:
                     raise ValueError(f"{name} is {seconds}; it must be from {least:g} to {MOST_SECONDS:,}")
+        for name in ("max_queued_steps", "max_clients"):
+            if name in settings:
+                rest[name] = settings[name]
+                if rest[name] < 1:
+                    raise ValueError(f"{name} is {rest[name]}; it must be 1 or more")
     except ValueError as e:
         if file is None:
             raise click.UsageError(str(e)) from e

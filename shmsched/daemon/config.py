@@ -74,9 +74,10 @@ class DaemonConfig:
     with the last of them, and slower ones are not expected. Below the turnaround of a busy machine, though, sessions once
     split over two batches never merge again: with 24 ms steps and 8 sessions, 0.05 gave 4.4 steps a batch and 0.2 gave 7.7."""
     max_queued_steps: int = 1 << 18
-    """Of all clients together. Beyond it no client's submissions are read until a quarter of them has gone: what is submitted
-    meanwhile waits in the clients, each within its own limits."""
+    """Of all clients together. Beyond it those with more than their share are not read until a quarter of it has gone: what
+    they submit meanwhile waits in them, each within its own limits."""
     max_clients: int = 1024
+    """Connections, those of engines and of ``status`` among them."""
     max_shared_memory: int = 16 << 30
     client: ClientLimits = ClientLimits()
     launcher_pid: int = 0
@@ -91,13 +92,17 @@ class DaemonConfig:
         ):
             if not least <= getattr(self, name) <= LONGEST_S:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be from {least:g} to {LONGEST_S:g}")
+        for name in ("max_queued_steps", "max_clients"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, named as the fields of DaemonConfig. Raises InvalidRequest that names file and key.
 
     ``[[engine]]`` tables have ``spec``, ``copies``, ``env`` (a table, or a list of them) and ``python``; at the top may stand
-    ``socket``, ``max_decode_sequences``, ``max_prefill_chunk_size``, ``drain_timeout`` and ``step_timeout``.
+    ``socket``, ``max_decode_sequences``, ``max_prefill_chunk_size``, ``max_queued_steps``, ``max_clients``, ``drain_timeout``
+    and ``step_timeout``.
     """
     try:
         document = tomllib.loads(path.read_text())
@@ -110,6 +115,8 @@ def read_config(path: Path) -> dict[str, Any]:
         "socket": str,
         "max_decode_sequences": int,
         "max_prefill_chunk_size": int,
+        "max_queued_steps": int,
+        "max_clients": int,
         "drain_timeout": seconds,
         "step_timeout": seconds,
     }

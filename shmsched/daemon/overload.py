@@ -23,6 +23,9 @@ class Overload:
         """How many clients are not being read."""
         return len(self._paused)
 
+    def has_paused(self, link: ClientLink) -> bool:
+        return link in self._paused.values()
+
     def submitted(self, connection: Connection, link: ClientLink, queued: int, clients: int) -> None:
         """One of ``clients`` has submitted, and now ``queued`` steps are queued of all together."""
         over = queued >= self._most and link.outstanding * clients >= self._most

@@ -29,8 +29,11 @@ def status_document(daemon: Daemon, batches: int) -> bytes:
         "limits": _limits(daemon.config.params),
         "ledger": {**asdict(counts), "balanced": counts.balanced},
         "waiting_sessions": daemon.placement.waiting,
+        "paused_clients": len(daemon.overload),
+        "max_queued_steps": daemon.config.max_queued_steps,
+        "max_clients": daemon.config.max_clients,
         "shared_memory": {"used_bytes": daemon.clients.budget.used, "limit_bytes": daemon.clients.budget.limit},
-        "clients": [_client(link, now) for link in daemon.clients.links.values()],
+        "clients": [_client(link, now, daemon) for link in daemon.clients.links.values()],
         "engines": [_engine(link, now, batches) for link in daemon.engines.links.values()],
         "workers": [_worker(worker) for worker in daemon.supervisor.workers],
     }
@@ -45,12 +48,13 @@ def _limits(params: SchedulerParams) -> dict[str, int]:
     }
 
 
-def _client(link: ClientLink, now: float) -> dict[str, Any]:
+def _client(link: ClientLink, now: float, daemon: Daemon) -> dict[str, Any]:
     return {
         "client": link.number,
         "pid": link.peer.pid,
         "sessions": len(link.sessions),
         "outstanding": link.outstanding,
+        "paused": daemon.overload.has_paused(link),
         "arena_bytes": link.arena.size if link.arena else 0,
         "unsent_bytes": link.peer.outbound_bytes,
         "unsent_for_s": round(now - link.peer.behind_since, 6) if link.peer.behind_since else 0.0,

@@ -21,6 +21,8 @@ def test_everything_that_may_be_said(file: Path) -> None:
         socket = "/run/x.sock"
         max_decode_sequences = 8
         max_prefill_chunk_size = 64
+        max_queued_steps = 1000
+        max_clients = 10
         drain_timeout = 2.5
         [[engine]]
         spec = "echo?vocab=100"
@@ -40,6 +42,8 @@ def test_everything_that_may_be_said(file: Path) -> None:
         "socket": "/run/x.sock",
         "max_decode_sequences": 8,
         "max_prefill_chunk_size": 64,
+        "max_queued_steps": 1000,
+        "max_clients": 10,
         "drain_timeout": 2.5,
         "engines": (
             EngineConfig(spec="echo?vocab=100"),
