@@ -50,6 +50,8 @@ class ClientLink:
         self.closed = False
         self.outstanding = 0
         self.outstanding_results = 0
+        self.option_bytes = 0
+        """Of its sessions that are not open yet."""
         self.segment_size = segment.size
         view = memoryview(segment.buffer)
         self._ring = TokenReader(view[: 4 * layout.ring_tokens])
@@ -236,6 +238,11 @@ class ClientLink:
         """Queue a frame for the client; nothing is said to one that is gone."""
         if not self.closed:
             self.peer.send(message, fd)
+
+    def options_done(self, session: Session) -> None:
+        """Its engine has them, or never will."""
+        self.option_bytes -= len(session.options)
+        session.options = b""
 
     def end_session(self, session: Session, code: ErrorCode, message: str) -> None:
         """The client is told that a session of its is gone."""

@@ -55,6 +55,8 @@ class ClientLimits:
     """Raw logits, asked for or held."""
     sessions: int = 16384
     """Sessions, open or waiting to be."""
+    option_bytes: int = 16 << 20
+    """Options of sessions that are not open yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,15 @@ class Sessions:
             raise ProtocolError(f"options of {len(message.options)} bytes; at most {frames.MAX_OPTIONS} are allowed")
         session = Session(self._next_number(), link, message.session, message.model, message.options)
         link.sessions[message.session] = session
+        link.option_bytes += len(message.options)
         self.open += 1
         if self._stopping:
             self._refuse_stopping(session)
         elif len(link.sessions) > link.limits.sessions:
             self.end(session, ErrorCode.FULL, f"a client has at most {link.limits.sessions} sessions")
+        elif link.option_bytes > link.limits.option_bytes:
+            what = f"options of {link.option_bytes} bytes wait to be taken by engines"
+            self.end(session, ErrorCode.FULL, f"{what}; a client may have {link.limits.option_bytes} bytes of them")
         else:
             try:
                 self._placement.place(session, bool(message.block))
@@ -105,6 +109,7 @@ class Sessions:
             self._touched(session.engine)
         else:
             self._placement.forget(session)
+        session.client.options_done(session)
         session.state = SessionState.ENDED
         self.open -= 1
         self.slots_changed = True
@@ -115,6 +120,7 @@ class Sessions:
         self.slots_changed = True
         if session is not None:
             session.state = SessionState.OPEN
+            session.client.options_done(session)
             session.client.tell(frames.SessionOpened(session.client_id, engine.number, engine.offer.model))
 
     def refused(self, engine: EngineLink, message: frames.SlotRefused) -> None:

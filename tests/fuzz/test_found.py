@@ -17,9 +17,9 @@ from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor, StepFlags
 
 from fuzz.actions import act_on
-from fuzz.peers import HONEST_OFFER, ClientPeer, EnginePeer
+from fuzz.peers import HONEST_OFFER, ClientPeer, EnginePeer, Stranger
 from fuzz.streams import read_stream
-from fuzz.world import LIMITS, World
+from fuzz.world import LIMITS, MOST_CLIENTS, World
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 CORPUS = Path(__file__).parent / "corpus"
@@ -230,3 +230,27 @@ def test_a_step_that_is_deferred_for_ever_is_watched_once(world: World) -> None:
     deadlines._compact()
     assert len(deadlines) == 1
     step.state = StepState.IN_FLIGHT
+
+
+def test_options_of_sessions_that_wait_are_bounded(world: World) -> None:
+    pair = Pair(world)
+    for session in range(2, 6):
+        pair.client.say(frames.OpenSession(session, 1, "m", b"o" * 60_000))
+        world.turn()
+        world.check()
+    assert len(pair.engine.openings) == 1
+    pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+    world.turn()
+    pair.client.say(frames.OpenSession(6, 1, "m", b"o" * 60_000))
+    world.turn()
+    assert len(pair.engine.openings) == 1
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("daemon/*")), ids=lambda path: path.name)
+def test_the_daemon_takes_what_a_fuzzer_found(world: World, path: Path) -> None:
+    act_on(world, path.read_bytes())
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("frames/*")), ids=lambda path: path.name)
+def test_the_parser_takes_what_a_fuzzer_found(path: Path) -> None:
+    read_stream(path.read_bytes())

@@ -32,6 +32,7 @@ LIMITS = ClientLimits(
     streamed_tokens=3,
     arena_bytes=1 << 14,
     sessions=6,
+    option_bytes=100_000,
 )
 """Small, so that each is reached."""
 MOST_QUEUED = 10
@@ -161,6 +162,8 @@ class World:
         steps = [step for session in link.sessions.values() for step in session.outstanding.values()]
         assert link.outstanding == len(steps)
         assert link.outstanding_results == sum(step.n_rows for step in steps if step.sampled)
+        assert link.option_bytes == sum(len(session.options) for session in link.sessions.values())
+        assert link.option_bytes <= LIMITS.option_bytes
         for session in link.sessions.values():
             assert session.client is link
             ends = [step.position + step.n_tokens for step in session.outstanding.values()]
@@ -190,7 +193,7 @@ class World:
         counts = daemon.settling.ledger.counts()
         assert (counts.queued, counts.in_flight, daemon.sessions.open, daemon.placement.waiting) == (0, 0, 0, 0)
         assert (len(daemon.connections), len(daemon.clients.links), len(daemon.engines.links)) == (0, 0, 0)
-        assert (daemon.clients.budget.used, len(daemon.overload)) == (0, 0)
+        assert (daemon.clients.budget.used, len(daemon.overload), len(daemon.connections._silent)) == (0, 0, 0)
         assert len(daemon.loop._callbacks) == self._callbacks
         deadline = time.monotonic() + ARENA_S
         while left := _open_descriptors() - self._descriptors:
