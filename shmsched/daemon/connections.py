@@ -59,6 +59,8 @@ class Connections:
         self._greet = greet
         self._all: set[Connection] = set()
         self._pending: set[Connection] = set()
+        self._silent: dict[Connection, None] = {}
+        """Those that have not said hello yet, the oldest first."""
         loop.watch(listener.sock.fileno(), READ, self._accept)
 
     def __len__(self) -> int:
@@ -84,6 +86,7 @@ class Connections:
         connection.peer.close()
         self._all.discard(connection)
         self._pending.discard(connection)
+        self._silent.pop(connection, None)
         if connection.hello_timer is not None:
             connection.hello_timer.cancel()
         handler, connection.handler = connection.handler, None
@@ -143,9 +146,13 @@ class Connections:
             except ProtocolError as e:
                 self.drop(connection, str(e), ErrorCode.PROTOCOL)
                 continue
+            self._silent[connection] = None
             if len(self._all) > self._most:
-                self.drop(connection, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
-                continue
+                # Whoever says nothing gives way to whoever may have something to say.
+                oldest = next(iter(self._silent))
+                self.drop(oldest, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
+                if oldest is connection:
+                    continue
             due = time.monotonic() + HELLO_TIMEOUT_S
             connection.hello_timer = self._loop.call_at(due, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
 
@@ -176,6 +183,7 @@ class Connections:
             for message in arrived:
                 if connection.handler is None:
                     connection.handler = self._greet(connection, _checked(message))
+                    self._silent.pop(connection, None)
                 else:
                     connection.handler.handle(message)
                 if not connection.open:

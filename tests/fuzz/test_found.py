@@ -246,6 +246,18 @@ def test_options_of_sessions_that_wait_are_bounded(world: World) -> None:
     assert len(pair.engine.openings) == 1
 
 
+def test_connections_that_say_nothing_give_way(world: World) -> None:
+    for _ in range(MOST_CLIENTS + 3):
+        world.others.append(Stranger(world.socket))
+        world.turn()
+    Pair(world)
+    assert len(world.daemon.clients.links) == len(world.daemon.engines.links) == 1
+    for _ in range(MOST_CLIENTS):
+        world.others.append(Stranger(world.socket))
+        world.turn()
+    assert len(world.daemon.clients.links) == len(world.daemon.engines.links) == 1
+
+
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("daemon/*")), ids=lambda path: path.name)
 def test_the_daemon_takes_what_a_fuzzer_found(world: World, path: Path) -> None:
     act_on(world, path.read_bytes())
