@@ -48,11 +48,14 @@ class Deadlines:
             self._timer.cancel()
         self._timer = self._loop.call_at(self._heap[0][0], self._look) if self._heap else None
 
-    def _look(self) -> None:
-        self._timer = None
-        now = time.monotonic()
+    def expire(self, now: float) -> None:
+        """Before a batch is formed: its timer may not have had its turn yet, and a late step must not go."""
         while self._heap and self._heap[0][0] <= now:
             step = heappop(self._heap)[2]
             if step.state is StepState.QUEUED:
                 self._passed(step)
+
+    def _look(self) -> None:
+        self._timer = None
+        self.expire(time.monotonic())
         self._set_timer()

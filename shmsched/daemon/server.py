@@ -148,6 +148,7 @@ class Daemon:
                 self.overload.relieve(self.waiting_for_engines, len(self.clients.links))
             if self.touched_engines:
                 now = time.monotonic()
+                self.deadlines.expire(now)
                 while self.touched_engines:
                     self._dispatch(self.touched_engines.pop(), now)
             while self.touched_clients:

@@ -77,6 +77,17 @@ def test_each_queued_step_is_told_of_once_its_deadline_has_passed_and_no_other(a
         loop.close()
 
 
+def test_a_late_step_is_told_of_before_a_batch_is_formed_even_if_its_timer_had_no_turn_yet(loop: EventLoop) -> None:
+    passed: list[Step] = []
+    deadlines = Deadlines(loop, passed.append)
+    late, early = step(1, time.monotonic() - 0.001), step(2, time.monotonic() + FAR)
+    deadlines.add(late)
+    deadlines.add(early)
+    deadlines.expire(time.monotonic())
+    assert passed == [late]
+    assert len(deadlines) == 1
+
+
 def test_far_deadlines_of_steps_that_have_gone_are_forgotten(loop: EventLoop) -> None:
     deadlines = Deadlines(loop, lambda late: None)
     for number in range(20_000):
