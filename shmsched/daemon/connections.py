@@ -42,6 +42,8 @@ class Connection:
         self.writing = False
         self.paused = False
         """Nothing is read from it for now."""
+        self.unhandled: list[Any] = []
+        """What had been read when it was paused."""
         self.hello_timer: Timer | None = None
         self.stall_timer: Timer | None = None
 
@@ -104,6 +106,7 @@ class Connections:
         connection.paused = False
         if connection.open:
             self._set_events(connection)
+            self._guarded(connection, self._go_on)
 
     def read_all(self, connection: Connection) -> None:
         """Handle what has arrived by now. No more reads than its socket holds: a peer may write for ever."""
@@ -175,23 +178,40 @@ class Connections:
 
     def _receive(self, connection: Connection) -> bool:
         """Read once and handle what came. False if nothing had arrived, or the connection has ended."""
-        try:
-            arrived = connection.peer.read()
-            if arrived is None:
-                self.drop(connection, "the peer closed the connection")
+        return self._guarded(connection, self._read)
+
+    def _go_on(self, connection: Connection) -> bool:
+        unhandled, connection.unhandled = connection.unhandled, []
+        return self._handle(connection, unhandled)
+
+    def _read(self, connection: Connection) -> bool:
+        arrived = connection.peer.read()
+        if arrived is None:
+            self.drop(connection, "the peer closed the connection")
+            return False
+        return self._handle(connection, arrived)
+
+    def _handle(self, connection: Connection, arrived: list[Any]) -> bool:
+        for i, message in enumerate(arrived):
+            if connection.paused:
+                connection.unhandled += arrived[i:]
+                break
+            if connection.handler is None:
+                connection.handler = self._greet(connection, _checked(message))
+                self._silent.pop(connection, None)
+            else:
+                connection.handler.handle(message)
+            if not connection.open:
                 return False
-            for message in arrived:
-                if connection.handler is None:
-                    connection.handler = self._greet(connection, _checked(message))
-                    self._silent.pop(connection, None)
-                else:
-                    connection.handler.handle(message)
-                if not connection.open:
-                    return False
-                if connection.peer.flooded:
-                    self._pending.add(connection)
-                    return False
-            return bool(arrived)
+            if connection.peer.flooded:
+                self._pending.add(connection)
+                return False
+        return bool(arrived)
+
+    def _guarded(self, connection: Connection, reading: Callable[[Connection], bool]) -> bool:
+        """What goes wrong ends this connection."""
+        try:
+            return reading(connection)
         except ProtocolError as e:
             self.drop(connection, str(e), ErrorCode.PROTOCOL)
         except ShmschedError as e:

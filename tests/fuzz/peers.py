@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,7 +31,11 @@ class Stranger:
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.setblocking(False)
-        self.sock.connect(path)
+        try:
+            self.sock.connect(path)
+        except OSError:
+            self.sock.close()
+            raise
         self._splitter = FrameSplitter()
         self._descriptors: list[int] = []
         self.reads = True
@@ -82,6 +86,12 @@ class Stranger:
 
     def heard(self, message: Any) -> None:
         """A frame from the daemon."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def descriptor(self) -> int:
         return self._descriptors.pop(0)
