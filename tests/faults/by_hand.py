@@ -58,9 +58,12 @@ class EngineByHand:
 
     def answer(self, batch: int, *tokens: int) -> None:
         """Every step of the batch is done; ``tokens`` are those of the sampled rows."""
-        n = len(self.steps())
-        np.frombuffer(self._buffer, np.uint8, n, self._layout.statuses_offset)[:] = StepStatus.DONE
         np.frombuffer(self._buffer, np.int32, len(tokens), self._layout.ids_offset)[:] = tokens
+        self.answer_by(batch, [StepStatus.DONE] * len(self.steps()))
+
+    def answer_by(self, batch: int, statuses: list[StepStatus]) -> None:
+        """One status for each step of the batch, none of them FAILED."""
+        np.frombuffer(self._buffer, np.uint8, len(statuses), self._layout.statuses_offset)[:] = statuses
         self.send(frames.Done(batch, ()))
 
     def close(self) -> None:

@@ -1,0 +1,28 @@
+"""Coverage-guided fuzzing of the daemon: ``pip install -e '.[fuzz]'``, then ``python tests/fuzz/fuzz_daemon.py CORPUS``.
+
+Further arguments are libFuzzer's: ``-runs=100000``, ``-max_total_time=600``, ``-max_len=4096``. What it finds it writes to a
+file ``crash-...``; put that into ``tests/fuzz/corpus/daemon``, where the default test run replays it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+with atheris.instrument_imports(include=["shmsched.daemon", "shmsched.wire", "shmsched.scheduling"]):
+    from fuzz.actions import act_on
+    from fuzz.world import World
+
+
+def main() -> None:
+    world = World()
+    atheris.Setup(sys.argv, lambda data: act_on(world, data))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
