@@ -203,6 +203,23 @@ def test_a_paused_client_that_leaves_is_forgotten(world: World) -> None:
     assert len(world.daemon.overload) == 0
 
 
+def test_who_does_not_flood_is_not_paused_for_those_who_do(world: World) -> None:
+    pair = Pair(world)
+    world.daemon.overload._most = 6
+    pair.submit(n=8)
+    assert len(world.daemon.overload) == 1
+    modest = ClientPeer(world.socket)
+    world.clients.append(modest)
+    world.turn()
+    modest.say(frames.OpenSession(1, 0, "m", b""))
+    world.turn()
+    pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+    world.turn()
+    pair.client = modest
+    pair.submit()
+    assert len(world.daemon.overload) == 1
+
+
 def test_steps_that_wait_for_their_client_to_read_do_not_shut_it_out(world: World) -> None:
     """They are queued, by the ledger; and only the client, by saying that it has read, can make them go."""
     pair = Pair(world)
