@@ -101,6 +101,7 @@ class EngineLink:
         self._closed_early: dict[int, int] = {}
         """Slots whose session ended before the engine had answered its opening, with that session's number."""
         self._arenas: set[ClientLink] = set()
+        self._buried = False
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
@@ -339,9 +340,14 @@ class EngineLink:
             # One that is still to come would keep the engine, and its memory mapped, until then.
             if timer is not None:
                 timer.cancel()
+        # The turns that ended sessions keep in them refer to sessions, and those to this link.
+        self.queues = StepQueues(self.limits, exclusive_sessions=True)
 
     def buried(self) -> None:
-        """The engine's process has ended: nobody writes into the rows of its last batch any more."""
+        """The engine's process has ended: nobody writes into the rows of its last batch any more. Idempotent."""
+        if self._buried:
+            return
+        self._buried = True
         batch, self.batch = self.batch, None
         for step in batch.steps if batch is not None else ():
             step.session.client.return_rows(step)

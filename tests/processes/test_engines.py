@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -309,6 +311,24 @@ def test_closed_clients_leave_nothing_in_the_daemon() -> None:
         # Fewer, where the connection that asked for the status was still being closed.
         rested = lambda: all(now <= then for now, then in zip(held(), before, strict=True))  # noqa: E731
         wait_until(rested, f"the daemon to hold at most {before} descriptors and mappings again")
+
+
+def test_engines_that_died_leave_nothing_in_the_daemon() -> None:
+    """At once, and not only when the watchdog of their last batch would have looked at them, after the step time-out."""
+    with shmsched.launch("echo") as cluster, cluster.client() as client:
+
+        def held() -> tuple[int, int]:
+            descriptors = len(list(Path(f"/proc/{cluster.pid}/fd").iterdir()))
+            return descriptors, Path(f"/proc/{cluster.pid}/maps").read_text().count("/dev/shm/shmsched")
+
+        client.open_session().submit([1]).result(DEADLINE)
+        before = held()
+        for n in range(1, 4):
+            os.kill(cluster.status()["engines"][0]["pid"], signal.SIGKILL)
+            wait_until(lambda n=n: cluster.status()["workers"][0]["restarts"] == n, "the engine to be found dead")  # type: ignore[misc]
+            wait_until(lambda: ready(cluster) == 1, "the engine to be started again")
+            client.open_session().submit([1]).result(DEADLINE)
+        wait_until(lambda: held() == before, f"the daemon to hold {before} descriptors and mappings again")
 
 
 def test_sessions_that_wait_are_served_in_order_of_arrival_whatever_model_they_name() -> None:
