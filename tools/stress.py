@@ -18,9 +18,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shmsched import ShmschedError
 from shmsched.tools.load import report
-from shmsched.tools.load.options import Mode, Options
+from shmsched.tools.load.chaos import Chaos, parse_chaos
+from shmsched.tools.load.drive import Progress as RunProgress
+from shmsched.tools.load.options import Mode, Options, Soak
 from shmsched.tools.load.run import Outcome, run
-from shmsched.tools.load.run import Progress as RunProgress
 from shmsched.tools.load.target import UnfitTarget
 
 INTERRUPTED = 130
@@ -53,6 +54,13 @@ def _json_path(_: click.Context, __: click.Parameter, value: Path | None) -> Pat
     return value
 
 
+def _chaos(_: click.Context, __: click.Parameter, value: str | None) -> Chaos | None:
+    try:
+        return None if value is None else parse_chaos(value)
+    except ValueError as e:
+        raise click.BadParameter(str(e)) from None
+
+
 @click.command("stress", cls=_OneLineErrors, context_settings={"show_default": True})
 @click.option("--clients", type=click.IntRange(1, 256), default=4, help="Client processes.")
 @click.option("--sessions", type=click.IntRange(1, 4096), default=8, help="Sessions of each client at once.")
@@ -62,6 +70,24 @@ def _json_path(_: click.Context, __: click.Parameter, value: Path | None) -> Pat
 @click.option("--engines", type=click.IntRange(1, 64), default=1, help="Copies of the engine.")
 @click.option(
     "--socket", type=click.Path(path_type=Path), default=None, help="A daemon that runs already, instead of our own."
+)
+@click.option(
+    "--chaos",
+    default=None,
+    callback=_chaos,
+    metavar="FAULT=N,...",
+    help="Inject faults, each every N seconds or so: kill-engine, stop-engine, kill-client, stop-client, garbage (a hostile"
+    " peer's); cancel=N cancels that share of the submissions.",
+)
+@click.option(
+    "--soak",
+    is_flag=False,
+    flag_value=1_000_000,
+    type=click.IntRange(min=1000),
+    default=None,
+    metavar="[STEPS]",
+    help="Instead of --seconds: go on for a million steps (or STEPS), with a client connection and a session opened for"
+    " every hundred of them, and see that memory, descriptors and shared memory of daemon and engines stay flat.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=None, help="Repeats the clients' choices.")
 @click.option(
@@ -78,15 +104,20 @@ def command(
     engine: str,
     engines: int,
     socket: Path | None,
+    chaos: Chaos | None,
+    soak: int | None,
     seed: int | None,
     json_path: Path | None,
 ) -> None:
     """Submit at random from several processes and check every answer.
 
-    Exit status 1 if any answer is wrong, any step is lost or fails, anything is left behind, or the ledger does not balance.
+    Exit status 1 if any answer is wrong, any step is lost or fails for no fault that was injected, anything is left behind,
+    the ledger does not balance, or memory grows.
     """
+    if soak is not None and ctx.get_parameter_source("seconds") is not ParameterSource.DEFAULT:
+        raise _BadOption("--seconds and --soak exclude each other: a soak ends once it has done what it is to do")
     if socket is not None:
-        for name in ("engine", "engines"):
+        for name in ("engine", "engines", "chaos", "soak"):
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise _BadOption(f"--{name} is for a daemon of our own; with --socket its own engines are used")
     options = Options(
@@ -98,6 +129,8 @@ def command(
         engines=engines,
         socket=socket,
         seed=secrets.randbits(32) if seed is None else seed,
+        chaos=chaos,
+        soak=None if soak is None else Soak(soak),
     )
     try:
         with _bar(options) as bar:
@@ -121,15 +154,20 @@ def _report(outcome: Outcome, json_path: Path | None) -> None:
 
 
 class _Bar:
-    def __init__(self, progress: Progress, seconds: float) -> None:
+    def __init__(self, progress: Progress, options: Options) -> None:
         self._progress = progress
-        self._task = progress.add_task("stress", total=seconds, said="")
+        self._soak = options.soak
+        total = options.seconds if options.soak is None else options.soak.steps
+        self._task = progress.add_task("stress", total=total, said="")
 
     def __call__(self, now: RunProgress) -> None:
         said = f"{now.completed:,} steps, {now.completed / max(now.elapsed, 0.1):,.0f}/s"
+        if self._soak is not None:
+            said += f", {now.connects:,} connects, {now.session_opens:,} session opens"
         if now.wrong or now.failed:
             said += f", {now.wrong:,} wrong, {now.failed:,} failed"
-        self._progress.update(self._task, completed=now.elapsed, said=said)
+        done = now.elapsed if self._soak is None else min(now.completed, self._soak.steps)
+        self._progress.update(self._task, completed=done, said=said)
 
 
 @contextmanager
@@ -138,7 +176,7 @@ def _bar(options: Options) -> Iterator[_Bar]:
     columns = (TextColumn("stress {task.fields[said]}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield _Bar(progress, options.seconds)
+        yield _Bar(progress, options)
 
 
 if __name__ == "__main__":

@@ -2,114 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from runs import Run, assert_balanced, assert_clean
 
 import shmsched
 from shmsched.tools.stress import command
 
 from processes.leftovers import wait_until
-
-DEADLINE_S = 120.0
-ENGINES = '''
-from shmsched.engine import BatchView
-from shmsched.workers.echo import Echo
-
-
-class Counting(Echo):
-    batches = 0
-
-    def forward(self, batch: BatchView) -> None:
-        self.batches += 1
-        super().forward(batch)
-
-
-class Liar(Counting):
-    """One token in some batches, one index of one row in others, is not echo's."""
-
-    def forward(self, batch: BatchView) -> None:
-        super().forward(batch)
-        if self.batches % 20 == 0 and len(batch.outputs):
-            if batch.sampling[0] is None:
-                batch.rows[0][7] = 1.5
-            else:
-                batch.set_tokens(0, (3,), (0.0,))
-
-
-class Raising(Counting):
-    def forward(self, batch: BatchView) -> None:
-        super().forward(batch)
-        if self.batches % 50 == 0:
-            raise RuntimeError("told to")
-'''
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that has ended."""
-
-    status: int
-    results: dict[str, Any]
-    out: str
-    err: str
-
-
-@pytest.fixture
-def stress(tmp_path: Path) -> Callable[..., Run]:
-    def stress(*arguments: str, while_it_runs: Callable[[int], None] | None = None) -> Run:
-        path = tmp_path / "results.json"
-        line = [sys.executable, "-m", "shmsched.tools.stress", "--clients", "2", "--seed", "11", "--json", str(path)]
-        with subprocess.Popen(
-            [*line, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-        ) as process:
-            if while_it_runs is not None:
-                while_it_runs(process.pid)
-            out, err = process.communicate(timeout=DEADLINE_S)
-        results = json.loads(path.read_text()) if path.exists() else {}
-        return Run(process.returncode, results, out, err)
-
-    return stress
-
-
-@pytest.fixture
-def engines(tmp_path: Path) -> str:
-    path = tmp_path / "engines.py"
-    path.write_text(ENGINES)
-    return path.name
-
-
-def assert_clean(run: Run) -> None:
-    results = run.results
-    assert run.status == 0, run.out + run.err
-    assert [results[name] for name in ("wrong", "lost", "leaked", "failed")] == [0, 0, 0, 0]
-    assert results["steps"] > 0
-    assert results["seconds"] > 0
-    assert results["steps_per_s"] > 0
-    assert results["mean_batch"] >= 1
-    latency = results["latency_us"]
-    assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
-    assert_balanced(run)
-    assert "steps/s" in run.out
-    # Only the daemon's own messages: no traceback of a client, no complaint of a library.
-    assert [line for line in run.err.splitlines() if not line.startswith("shmsched")] == []
-
-
-def assert_balanced(run: Run) -> None:
-    ledger = run.results["ledger"]
-    assert set(ledger) == {"submitted", "queued", "in_flight", "completed", "failed", "cancelled"}
-    assert ledger["submitted"] == sum(count for name, count in ledger.items() if name != "submitted")
-    assert ledger["queued"] == ledger["in_flight"] == 0
-    assert run.results["ledger_balanced"] is True
 
 
 def clients_of(pid: int) -> list[int]:
@@ -123,7 +28,7 @@ def at_work(pid: int) -> bool:
     return len(clients) == 2 and all("shmsched-" in Path(f"/proc/{c}/maps").read_text() for c in clients)
 
 
-@pytest.mark.parametrize("mode", ["decode", "prefill", "mixed", "raw", "verify"])
+@pytest.mark.parametrize("mode", ["decode", "prefill", "mixed", "raw", "verify", "generate"])
 def test_every_mode_runs_clean(mode: str, stress: Callable[..., Run]) -> None:
     run = stress("--mode", mode, "--seconds", "1.5")
     assert_clean(run)
@@ -133,6 +38,11 @@ def test_every_mode_runs_clean(mode: str, stress: Callable[..., Run]) -> None:
     assert (exercised["patterns_checked"] > 0) >= (mode == "raw")
     assert (exercised["leases_held"] > 0) >= (mode == "raw")
     assert (exercised["drafts_accepted"] > 0) >= (mode == "verify")
+    if mode == "generate":
+        # Of two clients the second generates on asyncio, with a connection of its own.
+        assert exercised["connects"] == 3
+        assert exercised["generations"] > 100
+        assert min(exercised[name] for name in ("stops", "forks", "rewinds", "cancels")) > 0
 
 
 def test_two_engines_run_clean(stress: Callable[..., Run]) -> None:
@@ -156,7 +66,7 @@ def test_on_a_daemon_that_runs_already(stress: Callable[..., Run]) -> None:
         assert session.submit([4]).result(30).tokens.size == 1
 
 
-@pytest.mark.parametrize("mode", ["decode", "raw"])
+@pytest.mark.parametrize("mode", ["decode", "raw", "generate"])
 def test_a_wrong_answer_is_found(mode: str, stress: Callable[..., Run], engines: str) -> None:
     run = stress("--engine", f"{engines}:Liar", "--seconds", "1.5", "--mode", mode)
     assert run.status == 1
@@ -235,6 +145,18 @@ def test_ctrl_c_ends_it_early_and_in_order(stress: Callable[..., Run]) -> None:
         ),
         (["--engine", "echo?max_session_tokens=10"], "holds 10 tokens; at least 256"),
         (["--engine", "nonsense"], "Error: "),
+        (
+            ["--chaos", "kill-server=2"],
+            "'kill-server' is no fault; known are kill-engine, stop-engine, kill-client, stop-client, garbage, cancel",
+        ),
+        (["--chaos", "kill-engine"], "kill-engine= is not a mean interval; from 0.05 to 86400 seconds is wanted"),
+        (["--chaos", "garbage=nan"], "garbage=nan is not a mean interval"),
+        (["--chaos", "cancel=1.5"], "cancel=1.5 is not a share of the submissions; from 0 to 1 is wanted"),
+        (["--chaos", "garbage=1,garbage=2"], "garbage is there twice"),
+        (["--chaos", ""], "'' is no fault"),
+        (["--socket", "/tmp/x.sock", "--chaos", "garbage=1"], "--chaos is for a daemon of our own"),
+        (["--soak", "10"], "--soak"),
+        (["--soak", "--seconds", "3"], "--seconds and --soak exclude each other"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(arguments: list[str], said: str) -> None:

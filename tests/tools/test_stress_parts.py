@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
 
+from shmsched import EngineDied, EngineError, SchedulerDied, SessionLost
+from shmsched.memory.segment import Segment
 from shmsched.tools.load.answers import Mirror, hashes_after
+from shmsched.tools.load.chaos import Fault, parse_chaos
+from shmsched.tools.load.drawn import Draws
+from shmsched.tools.load.drive import Found, explain
+from shmsched.tools.load.expected import Expected
+from shmsched.tools.load.flight import blamed_process
+from shmsched.tools.load.injector import Injected, Injector
+from shmsched.tools.load.lies import lie
 from shmsched.tools.load.options import Mode
 from shmsched.tools.load.rows import HeldLeases, RowCheck
 from shmsched.tools.load.tally import LatencyHistogram, Tally
+from shmsched.tools.load.trend import (
+    DESCRIPTORS,
+    MEMORY,
+    MOST_SAMPLES,
+    SAMPLE_S,
+    SHARED_MEMORY,
+    Held,
+    Series,
+    Watch,
+)
 from shmsched.tools.load.turns import Choices
+from shmsched.wire.codec import pack, unpack
 from shmsched.workers.echo import PEAK, advance, answer
 
 VOCAB = 1000
@@ -115,3 +138,105 @@ def test_the_same_seed_makes_the_same_choices(mode: Mode) -> None:
 
     assert choices(1) == choices(1)
     assert choices(1) != choices(2)
+
+
+def test_the_same_seed_makes_the_same_generations() -> None:
+    def draws(seed: int) -> list[object]:
+        expected, source, found = Expected(Mirror(VOCAB)), Draws(VOCAB, 20_000, (seed, 0, 0), None), []
+        for _ in range(60):
+            drawn = source.generation(expected)
+            found.append((drawn.tokens.tolist(), drawn.further, drawn.stop_tokens, drawn.leave_after, drawn.closes))
+            expected.feed(drawn.tokens)
+            expected.unfed = drawn.foreseen[0]
+        return found
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+
+
+def test_a_generation_is_foreseen_up_to_its_stop_token() -> None:
+    source = Draws(VOCAB, 20_000, (5, 0, 0), None)
+    stopped = 0
+    for _ in range(200):
+        drawn = source.generation(Expected(Mirror(VOCAB)))
+        h = advance(0, drawn.tokens.tolist())
+        came: list[int] = []
+        while len(came) <= drawn.further and not (came and came[-1] in drawn.stop_tokens):
+            came.append(answer(h, VOCAB))
+            h = advance(h, [came[-1]])
+        assert drawn.foreseen == came
+        assert drawn.stopped == (came[-1] in drawn.stop_tokens)
+        stopped += drawn.stopped
+    assert 20 < stopped < 180
+
+
+def test_what_failed_is_explained_by_a_fault_that_hit_the_process_it_is_blamed_on() -> None:
+    found = Found(
+        tally=Tally(blamed=Counter({"EngineDied 5": 3, "SessionLost 5": 4, "EngineTimeout 5": 2, "EngineDied 6": 1}))
+    )
+    chaos = parse_chaos("kill-engine=1,stop-client=2")
+    injector = Injector(chaos, 1, None, None, lambda client: None)  # type: ignore[arg-type]
+    injector.injected = [Injected(Fault.KILL_ENGINE, 1.0, 5), Injected(Fault.STOP_CLIENT, 1.0, 6)]
+    explain(found, injector)
+    assert found.explained == {Fault.KILL_ENGINE: {"EngineDied": 3, "SessionLost": 4}}
+    assert found.tally.failed == 3
+    assert found.tally.errors == {"EngineTimeout": 2, "EngineDied": 1}
+    assert len(found.tally.examples) == 2
+
+
+def test_errors_blame_the_process_that_they_name() -> None:
+    assert blamed_process(EngineDied("engine echo (pid 12) ended while it ran batch 3: gone")) == 12
+    assert blamed_process(SessionLost("session 3 is lost: engine echo (pid 13) ended")) == 13
+    assert blamed_process(SessionLost("session 3 is lost: it was evicted")) is None
+    assert blamed_process(SchedulerDied("gone")) == os.getpid()
+    assert blamed_process(EngineError("engine echo (pid 12) raised")) is None
+
+
+def test_growth_is_seen_behind_a_warm_up() -> None:
+    def series(values: list[float]) -> Series:
+        course = Series("MiB", 2.0)
+        for i, value in enumerate(values):
+            course.add(float(i), value)
+        return course
+
+    warm = series([*range(20), *[20.0] * 40])
+    assert (warm.is_flat, warm.growth, warm.peak) == (True, 0.0, 20.0)
+    spiky = series([10.0, 10.0, 90.0, 10.0, 10.0] * 12)
+    assert spiky.is_flat
+    growing = series([0.2 * i for i in range(60)])
+    assert growing.is_flat is False
+    assert growing.slope == pytest.approx(12.0)
+    assert series([1.0] * 10).is_flat is None
+
+
+def test_what_a_process_holds_is_seen() -> None:
+    held = Held("this one", os.getpid())
+    held.sample(0.0)
+    kept = [bytes(1) * (20 << 20), Segment.create(16 << 20, "a test")]
+    files = [open(os.devnull, "rb") for _ in range(7)]  # noqa: SIM115
+    held.sample(1.0)
+    for file in files:
+        file.close()
+    memory, descriptors, shared = (held.series[name].values for name in (MEMORY, DESCRIPTORS, SHARED_MEMORY))
+    assert memory[1] - memory[0] == pytest.approx(20, abs=3)
+    # A segment has a descriptor, and its mapping another one.
+    assert descriptors[1] - descriptors[0] == 9
+    assert shared[1] - shared[0] == 16
+    kept[1].close_descriptor()
+
+
+def test_a_long_watch_keeps_few_samples() -> None:
+    watch = Watch([Held("this one", os.getpid())])
+    for i in range(5 * MOST_SAMPLES):
+        watch.tick(i * SAMPLE_S)
+    (held,) = watch.processes
+    times = held.series[MEMORY].times
+    assert MOST_SAMPLES // 2 <= len(times) <= MOST_SAMPLES
+    assert np.ptp(np.diff(times)) < 2 * watch.every_s
+
+
+def test_a_hostile_peer_s_frames_are_frames() -> None:
+    """Each is packed as it stands: what it says is the lie, not how."""
+    for seed in range(300):
+        for message in lie(random.Random(seed)):
+            assert type(unpack(pack(message))) is type(message)

@@ -20,17 +20,21 @@ _INVERSE = pow(MULTIPLIER, -1, 2**64)
 
 
 class _Powers:
-    """Powers 1 to n of the multiplier and of its inverse, made longer when needed."""
+    """Powers 1 to n of the multiplier and of its inverse, made longer when needed, by whichever thread needs it."""
 
     def __init__(self) -> None:
-        self.up: U64 = np.empty(0, np.uint64)
-        self.down: U64 = np.empty(0, np.uint64)
+        self._both: tuple[U64, U64] = (np.empty(0, np.uint64), np.empty(0, np.uint64))
 
-    def reach(self, n: int) -> None:
-        if len(self.up) < n:
+    def upto(self, n: int) -> tuple[U64, U64]:
+        """Those of the multiplier, and of its inverse."""
+        up, down = self._both
+        if len(up) < n:
             size = max(1024, 2 * n)
-            self.up = np.cumprod(np.full(size, MULTIPLIER, np.uint64), dtype=np.uint64)
-            self.down = np.cumprod(np.full(size, _INVERSE, np.uint64), dtype=np.uint64)
+            up = np.cumprod(np.full(size, MULTIPLIER, np.uint64), dtype=np.uint64)
+            down = np.cumprod(np.full(size, _INVERSE, np.uint64), dtype=np.uint64)
+            # At once: another thread must not see one of them without the other.
+            self._both = (up, down)
+        return up[:n], down[:n]
 
 
 _powers = _Powers()
@@ -38,11 +42,10 @@ _powers = _Powers()
 
 def hashes_after(h: int, tokens: npt.NDArray[np.int32]) -> U64:
     """The rolling hash after each of ``tokens``, from ``h``."""
-    n = len(tokens)
-    _powers.reach(n)
-    terms = _powers.down[:n] * (tokens.astype(np.uint64) + np.uint64(1))
+    up, down = _powers.upto(len(tokens))
+    terms = down * (tokens.astype(np.uint64) + np.uint64(1))
     sums: U64 = np.cumsum(terms, dtype=np.uint64) + np.array(h, np.uint64)
-    hashes: U64 = _powers.up[:n] * sums
+    hashes: U64 = up * sums
     return hashes
 
 
@@ -70,6 +73,12 @@ class Mirror:
 
     def rewind(self, length: int) -> None:
         del self._hashes[length + 1 :]
+
+    def upto(self, length: int) -> Mirror:
+        """Another one, of a session that begins with the first ``length`` tokens."""
+        other = Mirror(self._vocab)
+        other._hashes = self._hashes[: length + 1]
+        return other
 
     def answers(self, hashes: U64) -> I64:
         """What echo answers where the rolling hash is each of ``hashes``."""

@@ -13,10 +13,12 @@ import queue
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
-from shmsched import Client, ClientClosed, Full, SchedulerDied, SchedulerStopped, ShmschedError
-from shmsched.tools.load.flight import Shared
+from shmsched import Client, ClientClosed, Full, NoEngine, SchedulerDied, SchedulerStopped, ShmschedError
+from shmsched.tools.load.flight import Flight, Pulse, Shared
+from shmsched.tools.load.generators import Generators
 from shmsched.tools.load.loop import ClosedLoop
 from shmsched.tools.load.options import MODEL, ClientPlan, Mode
 from shmsched.tools.load.rows import HeldLeases, RowCheck
@@ -28,68 +30,87 @@ TELL_S = 0.2
 RETRY_S = 0.005
 RETRY_AFTER_FAILURE_S = 0.1
 ORPHAN_S = 10.0
+SMALL_ARENA = 16 << 20
+"""For those that make thousands of connections: reserving 64 MiB for each takes longer than all that they do."""
 
 
 class Driver:
-    """All closed loops of one client, in one thread: futures' callbacks feed its queue."""
+    """All sessions of one connection. The closed loops run in one thread, which futures' callbacks feed through a queue."""
 
-    def __init__(self, client: Client, plan: ClientPlan, tell: Teller) -> None:
+    def __init__(self, client: Client, plan: ClientPlan, tell: Teller, told: Telling, life: int) -> None:
         info = client.models[MODEL].info
         max_chunk = client.models[MODEL].max_prefill_chunk_size
         check = RowCheck(info.vocab_size)
-        self.tally = Tally()
-        self.shared = Shared(client, self.tally, check, HeldLeases(check))
+        self.shared = Shared(
+            client, Tally(connects=1), check, HeldLeases(check), told.landings, told.pulse, plan.peers_fall
+        )
+        self.generators = Generators(client, plan, told.pulse, life)
         self._plan = plan
         self._tell = tell
-        self._told = 0.0
+        self._told = told
         self._retries: list[tuple[float, int]] = []
         self._over = False
         self.loops = [
             ClosedLoop(
                 self.shared,
                 Choices(
-                    Mode(plan.mode), info.vocab_size, max_chunk, info.max_session_tokens, (plan.seed, plan.index, i)
+                    Mode(plan.mode), info.vocab_size, max_chunk, info.max_session_tokens,
+                    (plan.seed, plan.index, i, life), plan.cancel,
                 ),
                 info.vocab_size,
                 max_chunk,
                 info.max_session_tokens,
             )
-            for i in range(plan.sessions)
-        ]
+            for i in range(plan.sessions - plan.generating)
+        ]  # fmt: skip
         self._index = {loop: i for i, loop in enumerate(self.loops)}
 
-    def run(self) -> None:
-        """Until told to stop, or the scheduler is gone; then until everything is settled, or never will be."""
-        end = time.monotonic() + self._plan.give_up_s
+    @property
+    def tally(self) -> Tally:
+        """What this connection has counted by now."""
+        tally = Tally()
+        tally.merge(self.shared.tally)
+        with self.generators.counts.held() as generated:
+            tally.merge(generated)
+        return tally
+
+    def run(self, end: float) -> None:
+        """Until told to stop, its life is over, or the scheduler is gone; then until everything is settled, or never will be."""
+        self.generators.start()
         for loop in self.loops:
             self._turn(loop)
         while not self._over and (now := time.monotonic()) < end:
             self._retry(now)
             wait = min(TELL_S, self._retries[0][0] - now) if self._retries else TELL_S
             self._step(max(wait, 0.0), going_on=True)
+            self._over = self._over or self._has_lived()
         deadline = time.monotonic() + self._plan.drain_s
         while any(loop.flights for loop in self.loops) and time.monotonic() < deadline:
             self._step(TELL_S, going_on=False)
+        self.generators.end(deadline)
         self._finish()
+
+    def _has_lived(self) -> bool:
+        life = self._plan.life_steps
+        return bool(life) and self.shared.tally.completed + self.generators.counts.tally.completed >= life
 
     def _step(self, timeout: float, *, going_on: bool) -> None:
         """Handle one landing, or the wish to stop, or none in time."""
-        now = time.monotonic()
-        if now - self._told >= TELL_S:
-            self._told = now
-            outstanding = sum(f.steps for loop in self.loops for f in loop.flights)
-            self._tell(
-                "progress", completed=self.tally.completed, sent=self.tally.sent, outstanding=outstanding,
-                wrong=self.tally.wrong, failed=self.tally.failed,
-            )  # fmt: skip
+        counted, generated = self.shared.tally, self.generators.counts.tally
+        if self._told.is_due(counted.wrong + counted.failed + generated.wrong + generated.failed):
+            outstanding = sum(f.steps for loop in self.loops for f in loop.flights) + self.generators.outstanding
+            self._told.tell(self._tell, self.tally, outstanding)
         try:
             flight = self.shared.landings.get(timeout=timeout)
         except queue.Empty:
             return
         if flight is None:
-            self._over = True
+            self._over = self._told.stopped = True
             return
         loop = flight.loop
+        if loop not in self._index:
+            # Of a connection before this one, on which it was lost.
+            return
         loop.landed(flight)
         del flight
         self._changed(self.shared.held.check_due())
@@ -148,6 +169,34 @@ class Driver:
             loop.close()
 
 
+@dataclass(slots=True)
+class Telling:
+    """What outlives a connection: what was counted before it, and when it was last told."""
+
+    landings: queue.SimpleQueue[Flight | None] = field(default_factory=queue.SimpleQueue)
+    pulse: Pulse = field(default_factory=Pulse)
+    before: Tally = field(default_factory=Tally)
+    """Of the connections that are over."""
+    stopped: bool = False
+    """The parent wants no more."""
+    _at: float = 0.0
+    _faults: int = 0
+
+    def is_due(self, faults: int) -> bool:
+        # A fault is told at once: its finder may be killed in the next moment.
+        return time.monotonic() - self._at >= TELL_S or faults > self._faults
+
+    def tell(self, tell: Teller, tally: Tally, outstanding: int) -> None:
+        self._at, self._faults = time.monotonic(), tally.wrong + tally.failed
+        tell("progress", tally=self.all(tally).to_json(), outstanding=outstanding, pauses=self.pulse.take())
+
+    def all(self, tally: Tally) -> Tally:
+        total = Tally()
+        total.merge(self.before)
+        total.merge(tally)
+        return total
+
+
 class Teller:
     """Writes messages to the parent."""
 
@@ -197,20 +246,44 @@ def main() -> int:
     orders = Orders()
     plan = ClientPlan(**json.loads(orders.next()))
     go = threading.Event()
+    told = Telling()
+    threading.Thread(target=_watch_parent, args=(orders, told.landings, go), daemon=True).start()
     try:
-        with Client(socket=plan.socket, wait=CONNECT_S) as client:
-            driver = Driver(client, plan, tell)
-            threading.Thread(target=_watch_parent, args=(orders, driver.shared.landings, go), daemon=True).start()
-            tell("ready")
-            go.wait()
-            started = time.monotonic()
-            driver.run()
-            seconds = time.monotonic() - started
-        tell("final", seconds=seconds, tally=driver.tally.to_json())
+        seconds = _live(plan, tell, told, go)
+        tell("final", seconds=seconds, tally=told.before.to_json(), pauses=told.pulse.take())
     except ShmschedError as e:
         tell("error", message=f"{type(e).__name__}: {e}")
         return 1
     return 0
+
+
+def _live(plan: ClientPlan, tell: Teller, told: Telling, go: threading.Event) -> float:
+    """Connect and work, again and again if it is to. Returns for how many seconds."""
+    started = 0.0
+    life = 0
+    while not told.stopped:
+        with Client(socket=plan.socket, wait=CONNECT_S, arena_bytes=SMALL_ARENA if plan.life_steps else None) as client:
+            _await_model(client)
+            driver = Driver(client, plan, tell, told, life)
+            if life == 0:
+                tell("ready")
+                go.wait()
+                started = time.monotonic()
+            driver.run(started + plan.give_up_s)
+        told.before.merge(driver.tally)
+        life += 1
+        if not plan.life_steps or time.monotonic() >= started + plan.give_up_s:
+            break
+    return time.monotonic() - started
+
+
+def _await_model(client: Client) -> None:
+    """While every engine is being started again, nothing is served."""
+    deadline = time.monotonic() + CONNECT_S
+    while MODEL not in client.models:
+        if time.monotonic() >= deadline:
+            raise NoEngine(f"no engine of model {MODEL!r} came within {CONNECT_S:g} s")
+        time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

@@ -31,14 +31,16 @@ class ClientProcess:
     ready: bool = False
     at_end: bool = False
     """It says no more."""
-    completed: int = 0
-    sent: int = 0
     outstanding: int = 0
-    wrong: int = 0
-    failed: int = 0
     seconds: float = 0.0
-    tally: Tally | None = None
-    """Its final counts."""
+    tally: Tally = field(default_factory=Tally)
+    """What it has counted, as it told last."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """When nothing was answered, begin and end of each in seconds of ``time.monotonic()``."""
+    final: bool = False
+    """It has told its last counts."""
+    killed: bool = False
+    """By us: what it had outstanding is nobody's any more."""
     error: str = ""
 
     @property
@@ -68,14 +70,29 @@ class ClientProcess:
             case "ready":
                 self.ready = True
             case "progress":
-                for name in ("completed", "sent", "outstanding", "wrong", "failed"):
-                    setattr(self, name, int(message[name]))
+                self.outstanding = int(message["outstanding"])
+                self._counted(message)
             case "final":
+                self.final = True
+                self.outstanding = 0
                 self.seconds = float(message["seconds"])
-                self.tally = Tally.from_json(message["tally"])
-                self.completed = self.tally.completed
+                self._counted(message)
             case "error":
                 self.error = str(message["message"])
+
+    def _counted(self, message: dict[str, Any]) -> None:
+        self.tally = Tally.from_json(message["tally"])
+        self.pauses += [(float(begin), float(end)) for begin, end in message["pauses"]]
+
+    def bury(self) -> None:
+        """It was killed and says no more: keep nothing of it but what it told."""
+        self.process.wait()
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 @dataclass(slots=True)
@@ -85,7 +102,7 @@ class Fleet:
     clients: list[ClientProcess] = field(default_factory=list)
     selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
 
-    def start(self, plan: ClientPlan) -> None:
+    def start(self, plan: ClientPlan) -> ClientProcess:
         # A session of its own keeps a terminal's Ctrl-C away: the parent tells it when to stop.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "shmsched.tools.load.client"],
@@ -98,13 +115,18 @@ class Fleet:
         assert process.stdout is not None
         self.selector.register(process.stdout, selectors.EVENT_READ, client)
         client.order(json.dumps(asdict(plan)))
+        return client
 
     @property
     def pids(self) -> set[int]:
         return {client.process.pid for client in self.clients}
 
+    @property
+    def living(self) -> list[ClientProcess]:
+        return [client for client in self.clients if not (client.killed or client.at_end)]
+
     def order(self, line: str) -> None:
-        for client in self.clients:
+        for client in self.living:
             client.order(line)
 
     def listen_until(self, enough: Callable[[], bool], deadline: float, tick: Callable[[], None]) -> bool:
@@ -120,6 +142,8 @@ class Fleet:
                 client.read()
                 if client.at_end:
                     self.selector.unregister(key.fileobj)
+                    if client.killed:
+                        client.bury()
             tick()
         return True
 
@@ -135,16 +159,14 @@ class Fleet:
             if client.process.poll() is None:
                 client.process.send_signal(signal.SIGKILL)
             client.process.wait()
-            for pipe in (client.process.stdin, client.process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            client.close_pipes()
         self.selector.close()
 
     def problems(self, now: float) -> list[str]:
         """Which clients hung, died or failed, in words. After the deadline, before ``end``."""
         said = []
         for client in self.clients:
-            if client.tally is not None:
+            if client.final or client.killed:
                 continue
             if client.error:
                 said.append(f"{client.name} gave up: {client.error}")

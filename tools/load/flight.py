@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import re
 import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shmsched import Client, Response, Session, StepFuture
+from shmsched import (
+    Client,
+    EngineDied,
+    EngineTimeout,
+    Response,
+    SchedulerDied,
+    Session,
+    SessionLost,
+    StepFuture,
+)
 from shmsched.tools.load.answers import I64
 from shmsched.tools.load.rows import HeldLeases, RowCheck
 from shmsched.tools.load.tally import Tally
 from shmsched.tools.load.turns import Part
+
+PAUSE_S = 0.1
+"""What counts as a pause."""
 
 if TYPE_CHECKING:
     from shmsched.tools.load.loop import ClosedLoop
@@ -55,6 +69,34 @@ class Flight:
 
 
 @dataclass(slots=True)
+class Pulse:
+    """When answers come, and when none did for a while. Every thread's; a beat that gets lost does no harm."""
+
+    last: float = 0.0
+    pauses: deque[tuple[float, float]] = field(default_factory=deque)
+    """Begin and end of each, in seconds of ``time.monotonic()``, until somebody takes them."""
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if self.last and now - self.last >= PAUSE_S:
+            self.pauses.append((self.last, now))
+        self.last = now
+
+    def take(self) -> list[tuple[float, float]]:
+        return [self.pauses.popleft() for _ in range(len(self.pauses))]
+
+
+def blamed_process(error: BaseException) -> int | None:
+    """The process whose end or silence is why a step failed, as the error says; for a lost connection this one."""
+    if isinstance(error, SchedulerDied):
+        return os.getpid()
+    if isinstance(error, EngineDied | EngineTimeout | SessionLost):
+        named = re.search(r"\(pid (\d+)\)", str(error))
+        return int(named[1]) if named else None
+    return None
+
+
+@dataclass(slots=True)
 class Shared:
     """What the closed loops of one client share."""
 
@@ -62,6 +104,20 @@ class Shared:
     tally: Tally
     check: RowCheck
     held: HeldLeases
-    landings: queue.SimpleQueue[Flight | None] = field(default_factory=queue.SimpleQueue)
+    landings: queue.SimpleQueue[Flight | None]
+    pulse: Pulse
+    peers_fall: bool = False
     to_cancel: deque[Flight] = field(default_factory=deque)
     next_request: int = 1 << 40
+
+    def say_failed(self, error: BaseException, steps: int, where: str) -> None:
+        say_failed(self.tally, error, steps, where, peers_fall=self.peers_fall)
+
+
+def say_failed(tally: Tally, error: BaseException, steps: int, where: str, *, peers_fall: bool) -> None:
+    """Count steps that ended as nothing here had asked for. What blames a process is the parent's to judge, if any may fall."""
+    pid = blamed_process(error) if peers_fall else None
+    if pid is None:
+        tally.say_failed(error, steps, where)
+    else:
+        tally.say_blamed(error, steps, pid)

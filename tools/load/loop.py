@@ -184,6 +184,7 @@ class ClosedLoop:
             return
         error = future.exception()
         if error is None:
+            self._shared.pulse.beat()
             tally.completed += flight.steps
             tally.tokens += len(flight.part.tokens)
             tally.latency.add((flight.answered_ns - flight.submitted_ns) / 1000)
@@ -194,7 +195,7 @@ class ClosedLoop:
             self._failed(flight, error)
 
     def _failed(self, flight: Flight, error: BaseException) -> None:
-        self._tally.say_failed(error, flight.steps, str(flight))
+        self._shared.say_failed(error, flight.steps, str(flight))
         if flight.session is self._session:
             # Whatever it holds now, the next one starts from nothing and can be checked.
             self.close()
@@ -202,7 +203,10 @@ class ClosedLoop:
     def refused(self, error: ShmschedError) -> None:
         """A call raised what it should not have."""
         session = self._session
-        self._tally.say_failed(error, 1, "a call" if session is None else f"session {session.session_id}, a call")
+        if isinstance(error, SessionClosed) and session is not None and session.ended is not None:
+            # Submitted by its number alone, a session that is lost is no longer known; why it was lost says more.
+            error = session.ended
+        self._shared.say_failed(error, 1, "a call" if session is None else f"session {session.session_id}, a call")
         self.close()
 
     def _check(self, flight: Flight, response: Response) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shmsched.tools.load import faults, trends
 from shmsched.tools.load.run import Outcome
 from shmsched.tools.load.target import Ledger
 
@@ -62,8 +63,24 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             "patterns_checked": tally.patterns_checked,
             "leases_held": tally.leases_held,
             "drafts_accepted": tally.drafts_accepted,
+            "connects": tally.connects,
+            "generations": tally.generations,
+            "stops": tally.stops,
+            "forks": tally.forks,
         },
-        "allowed": {"cancelled": tally.cancelled, "closed": tally.closed, "full": tally.full},
+        "allowed": {
+            "cancelled": tally.cancelled,
+            "closed": tally.closed,
+            "expired": tally.expired,
+            "full": tally.full,
+            "explained": sum(sum(errors.values()) for errors in outcome.found.explained.values()),
+            "written_off": outcome.found.written_off,
+        },
+        "flat": outcome.is_flat,
+        "over_time": [
+            trends.series_to_json(name, quantity, series) for name, quantity, series in trends.watched(outcome)
+        ],
+        "chaos": faults.to_json(outcome),
         "errors": dict(tally.errors),
         "examples": tally.examples,
         "left_behind": outcome.leaked,
@@ -89,6 +106,8 @@ def show(outcome: Outcome, console: Console) -> None:
         style = "" if is_right is None else "green" if is_right else "bold red"
         table.add_row(name, value, style=style)
     console.print(table)
+    faults.show(outcome, console)
+    trends.show(outcome, console)
     said = [*outcome.tally.examples, *outcome.problems]
     said += [f"left behind: {what}" for what in outcome.leaked[:SHOWN]]
     said += [f"note: {note}" for note in outcome.notes]
@@ -135,6 +154,12 @@ def _rows(outcome: Outcome, document: dict[str, Any]) -> list[tuple[str, str, bo
             f" {allowed['cancelled']:,} steps cancelled, {allowed['closed']:,} closed with their session",
             None,
         ),
+        (
+            "generations",
+            f"{exercised['generations']:,}, {exercised['stops']:,} ended by a stop token, {allowed['expired']:,} steps too late;"
+            f" {exercised['forks']:,} forks",
+            None,
+        ),
         ("full", f"{allowed['full']:,} calls made again later", None),
         (
             "checked",
@@ -151,4 +176,5 @@ def _rows(outcome: Outcome, document: dict[str, Any]) -> list[tuple[str, str, bo
             balance + ("" if outcome.ledger_is_right or ledger is None else "  DOES NOT BALANCE"),
             outcome.ledger_is_right,
         ),
+        *trends.rows(outcome),
     ]

@@ -6,19 +6,18 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 
 from shmsched import ShmschedError
-from shmsched.tools.load.fleet import Fleet
-from shmsched.tools.load.options import ClientPlan, Options
+from shmsched.tools.load.chaos import Fault
+from shmsched.tools.load.drive import Drive, Found, Progress
+from shmsched.tools.load.injector import Injector
+from shmsched.tools.load.options import Options
 from shmsched.tools.load.tally import Tally
 from shmsched.tools.load.target import Ledger, Status, Target
+from shmsched.tools.load.trend import MEMORY, Series, Watch
 
-READY_S = 15.0
-READY_EACH_S = 0.5
-DRAIN_S = 8.0
-FINAL_S = 3.0
 SETTLE_S = 4.0
 CLOSE_S = 8.0
 
@@ -44,6 +43,29 @@ class Outcome:
     notes: list[str]
     """What could not be known."""
     interrupted: bool
+    found: Found
+    injector: Injector | None
+    """None if no faults were asked for."""
+    watch: Watch
+    """What daemon and engines held over time; of no process, unless it was a run with faults or a soak."""
+    restarts: int
+    """Of engines, all in all."""
+
+    @property
+    def judged(self) -> list[tuple[str, str, Series]]:
+        """What has to be flat: process, quantity, and its course. Under chaos the daemon's memory; else all that it watched."""
+        only_memory = self.options.chaos is not None
+        return [
+            (held.name, quantity, series)
+            for held in self.watch.processes
+            for quantity, series in held.series.items()
+            if quantity == MEMORY or not only_memory
+        ]
+
+    @property
+    def is_flat(self) -> bool:
+        """What was too short to tell counts as flat, and is told of."""
+        return all(series.is_flat is not False for _, _, series in self.judged)
 
     @property
     def ledger_is_right(self) -> bool:
@@ -53,17 +75,7 @@ class Outcome:
     @property
     def good(self) -> bool:
         faults = self.tally.wrong + self.tally.failed + self.lost + len(self.leaked) + len(self.problems)
-        return faults == 0 and self.ledger_is_right
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run is."""
-
-    elapsed: float
-    completed: int
-    wrong: int
-    failed: int
+        return faults == 0 and self.ledger_is_right and self.is_flat
 
 
 @dataclass(slots=True)
@@ -87,17 +99,6 @@ class _Interrupt:
                 signal.signal(number, handler)
 
 
-@dataclass(slots=True)
-class _Found:
-    """What the clients told, and what became of those that did not."""
-
-    tally: Tally = field(default_factory=Tally)
-    seconds: float = 0.0
-    lost: int = 0
-    problems: list[str] = field(default_factory=list)
-    all_told: bool = True
-
-
 def run(options: Options, show: Callable[[Progress], None]) -> Outcome:
     """Raises ShmschedError if there is no daemon to stress, UnfitTarget if it cannot be checked."""
     target = Target.open(options)
@@ -114,21 +115,23 @@ def run(options: Options, show: Callable[[Progress], None]) -> Outcome:
 
 def _run_on(target: Target, options: Options, show: Callable[[Progress], None], interrupt: _Interrupt) -> Outcome:
     before = target.baseline()
-    fleet = Fleet()
+    drive = Drive(options, target, before, show, lambda: interrupt.asked)
+    fleet = drive.fleet
     try:
-        found = _drive(fleet, target, before, options, show, interrupt)
+        found = drive.run()
     finally:
-        fleet.end()
+        drive.end()
     leaked: list[str] = []
     after: Status | None = None
     try:
         after, leaked = target.settle(fleet.pids, before, time.monotonic() + SETTLE_S)
+        found.problems += after.given_up
     except ShmschedError as e:
         found.problems.append(f"the daemon's last status is missing: {e}")
     for _ in range(2):
         target.watch_shm(before.pids | fleet.pids | (after.pids if after else set()))
     leaked += [f"/dev/shm/{name}" for name in sorted(target.shm_seen)]
-    ledger, notes = _ledger(target, found, after) if after else (None, [])
+    ledger, notes = _ledger(target, found, after, drive.injector) if after else (None, [])
     engines = after.engines if after else {}
     runs = [_difference(engine, before.engines.get(n, (0, 0, 0))) for n, engine in engines.items()]
     return Outcome(
@@ -144,77 +147,14 @@ def _run_on(target: Target, options: Options, show: Callable[[Progress], None], 
         problems=found.problems,
         notes=notes,
         interrupted=interrupt.asked,
+        found=found,
+        injector=drive.injector,
+        watch=drive.watch,
+        restarts=after.restarts if after else 0,
     )
 
 
-def _drive(
-    fleet: Fleet,
-    target: Target,
-    before: Status,
-    options: Options,
-    show: Callable[[Progress], None],
-    interrupt: _Interrupt,
-) -> _Found:
-    for index in range(options.clients):
-        fleet.start(
-            ClientPlan(
-                index=index,
-                socket=str(target.socket),
-                sessions=options.sessions,
-                mode=options.mode.value,
-                seed=options.seed,
-                give_up_s=options.seconds + FINAL_S,
-                drain_s=DRAIN_S,
-            )
-        )
-    clients = fleet.clients
-    fleet.listen_until(
-        lambda: interrupt.asked or all(c.ready or c.at_end for c in clients),
-        time.monotonic() + READY_S + READY_EACH_S * options.clients,
-        lambda: None,
-    )
-    fleet.order("go")
-    started = time.monotonic()
-
-    def tick() -> None:
-        target.watch_shm(before.pids | fleet.pids)
-        show(
-            Progress(
-                time.monotonic() - started,
-                sum(c.completed for c in clients),
-                sum(c.wrong for c in clients),
-                sum(c.failed for c in clients),
-            )
-        )
-
-    # A client that died or hung tells so at the end; the others go on.
-    fleet.listen_until(lambda: interrupt.asked or all(c.at_end for c in clients), started + options.seconds, tick)
-    ran = time.monotonic() - started
-    fleet.order("stop")
-    fleet.listen_until(lambda: all(c.at_end for c in clients), time.monotonic() + DRAIN_S + FINAL_S, tick)
-    found = _collect(fleet, ran)
-    if found.tally.completed == 0 and not interrupt.asked:
-        found.problems.append("no step was completed")
-    return found
-
-
-def _collect(fleet: Fleet, ran: float) -> _Found:
-    found = _Found(problems=fleet.problems(time.monotonic()), seconds=ran)
-    for client in fleet.clients:
-        if client.tally is None:
-            found.all_told = False
-            # What it had outstanding when it last spoke; of a client that is gone nobody knows better.
-            found.lost += client.outstanding
-            found.tally.sent += client.sent
-            found.tally.completed += client.completed
-            continue
-        found.tally.merge(client.tally)
-        found.seconds = max(found.seconds, client.seconds)
-    found.lost += found.tally.lost
-    return found
-
-
-def _ledger(target: Target, found: _Found, after: Status) -> tuple[Ledger, list[str]]:
+def _ledger(target: Target, found: Found, after: Status, injector: Injector | None) -> tuple[Ledger, list[str]]:
     """The daemon's ledger, checked against what the clients counted; of a shared daemon, our share of it."""
     tally = found.tally
     if target.cluster is None:
@@ -224,7 +164,7 @@ def _ledger(target: Target, found: _Found, after: Status) -> tuple[Ledger, list[
             submitted=tally.sent,
             in_flight=found.lost,
             completed=tally.completed,
-            failed=tally.failed,
+            failed=tally.failed + tally.expired,
             cancelled=tally.cancelled + tally.closed,
         )
         return ours, [
@@ -233,16 +173,20 @@ def _ledger(target: Target, found: _Found, after: Status) -> tuple[Ledger, list[
             "the batches hold others' steps too, and sessions in the engines may be others'",
         ]
     ledger = after.ledger
-    if found.all_told:
-        # A step that a failed session refused, or that its call refused, never entered the ledger.
-        missing = max(tally.sent - tally.failed - ledger.submitted, ledger.submitted - tally.sent, 0)
-        unanswered = max(tally.completed - ledger.completed, 0)
-        if missing or unanswered:
-            found.lost += missing + unanswered
-            found.problems.append(
-                f"the clients sent {tally.sent} steps and had {tally.completed} answers; the daemon counts"
-                f" {ledger.submitted} and {ledger.completed}"
-            )
+    # A step that a failed session refused, that its call refused, or that came too late, never entered the ledger.
+    least = tally.sent - tally.failed - tally.expired - sum(tally.blamed.values())
+    most = tally.sent + tally.unseen
+    missing = max(least - ledger.submitted, 0)
+    # What a client that was killed had sent last, and what a hostile peer has, nobody knows.
+    if found.all_told and (injector is None or not injector.count(Fault.GARBAGE)):
+        missing = max(ledger.submitted - most, missing)
+    unanswered = max(tally.completed - ledger.completed, 0)
+    if missing or unanswered:
+        found.lost += missing + unanswered
+        found.problems.append(
+            f"the clients sent {least} to {most} steps and had {tally.completed} answers; the daemon counts"
+            f" {ledger.submitted} and {ledger.completed}"
+        )
     return ledger, []
 
 

@@ -87,7 +87,18 @@ class Tally:
     """Leases kept for a while and compared again at the end of it."""
     drafts_accepted: int = 0
     """Drafted tokens."""
+    connects: int = 0
+    generations: int = 0
+    stops: int = 0
+    """Generations that a stop token ended."""
+    expired: int = 0
+    """Of submissions whose deadline passed."""
+    forks: int = 0
+    unseen: int = 0
+    """The most that the scheduler may have queued by itself, and dropped again, without a client having seen it."""
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    blamed: Counter[str] = field(default_factory=Counter)
+    """Steps that ended because a process did, by the error's kind and the process: ``EngineDied 1234``."""
     errors: Counter[str] = field(default_factory=Counter)
     """Kinds of unexpected errors, each with how often it came."""
     examples: list[str] = field(default_factory=list)
@@ -102,6 +113,9 @@ class Tally:
         self.errors[type(error).__name__] += 1
         self._example(f"failed: {where}: {type(error).__name__}: {error}")
 
+    def say_blamed(self, error: BaseException, steps: int, pid: int) -> None:
+        self.blamed[f"{type(error).__name__} {pid}"] += steps
+
     def _example(self, text: str) -> None:
         if len(self.examples) < KEPT_EXAMPLES:
             self.examples.append(text)
@@ -110,12 +124,19 @@ class Tally:
         for name in _counts():
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.latency.merge(other.latency)
+        self.blamed += other.blamed
         self.errors += other.errors
         self.examples = (self.examples + other.examples)[:KEPT_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         counts = {name: getattr(self, name) for name in _counts()}
-        return {**counts, "latency": self.latency.to_json(), "errors": dict(self.errors), "examples": self.examples}
+        return {
+            **counts,
+            "latency": self.latency.to_json(),
+            "blamed": dict(self.blamed),
+            "errors": dict(self.errors),
+            "examples": self.examples,
+        }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Tally:
@@ -123,6 +144,7 @@ class Tally:
         return cls(
             **counts,
             latency=LatencyHistogram.from_json(document["latency"]),
+            blamed=Counter(document["blamed"]),
             errors=Counter(document["errors"]),
             examples=[str(text) for text in document["examples"]],
         )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shmsched import Client, Cluster, Control, launch
+from shmsched.tools.load.chaos import Fault
 from shmsched.tools.load.options import LEAST_SESSION_TOKENS, MODEL, Options
 
 START_S = 20.0
+STEP_TIMEOUT_S = 3.0
+"""Of our own daemon, where engines are stopped."""
 GONE_S = 3.0
 MARK = "SHMSCHED_STRESS_RUN"
 _SHM = Path("/dev/shm")
@@ -65,6 +70,19 @@ class Status:
         return {self.document["pid"], *(engine["pid"] for engine in self.document["engines"])}
 
     @property
+    def restarts(self) -> int:
+        return sum(worker["restarts"] for worker in self.document["workers"])
+
+    @property
+    def given_up(self) -> list[str]:
+        """Engines that the daemon will not start again, in words."""
+        return [
+            f"engine {worker['spec']} was given up: {worker['reason'] or worker['last_exit']}"
+            for worker in self.document["workers"]
+            if worker["state"] == "given up"
+        ]
+
+    @property
     def shared_memory(self) -> int:
         return int(self.document["shared_memory"]["used_bytes"])
 
@@ -92,6 +110,8 @@ class Target:
     shm_before: frozenset[str] = frozenset()
     shm_suspects: set[str] = field(default_factory=set)
     shm_seen: set[str] = field(default_factory=set)
+    descriptors_before: Counter[str] = field(default_factory=Counter)
+    """Of our own daemon, by kind."""
     _mark_before: str | None = None
 
     @classmethod
@@ -103,7 +123,9 @@ class Target:
         if options.socket is not None:
             target = cls(options.socket, None, mark, shm, _mark_before=mark_before)
         else:
-            cluster = launch(options.engine, engines=options.engines, start_timeout=START_S)
+            stops = options.chaos is not None and Fault.STOP_ENGINE in options.chaos.every_s
+            settings: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S} if stops else {}
+            cluster = launch(options.engine, engines=options.engines, start_timeout=START_S, **settings)
             target = cls(Path(cluster.socket), cluster, mark, shm, _mark_before=mark_before)
         try:
             target._check_models()
@@ -121,7 +143,19 @@ class Target:
         deadline = time.monotonic() + GONE_S
         while (status := self.status()).held_by({os.getpid()}) and time.monotonic() < deadline:
             time.sleep(0.02)
+        self.descriptors_before = self._descriptors()
         return status
+
+    def _descriptors(self) -> Counter[str]:
+        """Of what kind those are that our own daemon has open, and how many of each; none of another one."""
+        kinds: Counter[str] = Counter()
+        for entry in Path(f"/proc/{self.cluster.pid}/fd").iterdir() if self.cluster is not None else ():
+            try:
+                kinds[re.sub(r"[-:\d]+", "", os.readlink(entry).removesuffix(" (deleted)"))] += 1
+            except OSError:
+                # Closed in this moment.
+                continue
+        return kinds
 
     def _check_models(self) -> None:
         with Client(socket=self.socket) as client:
@@ -151,6 +185,10 @@ class Target:
                 left.append(
                     f"{status.shared_memory - before.shared_memory:,} bytes of shared memory are not given back"
                 )
+            left += [
+                f"{n} descriptors of the daemon are not closed: {kind}"
+                for kind, n in (self._descriptors() - self.descriptors_before).items()
+            ]
             busy = own and (status.ledger.queued or status.ledger.in_flight)
             if not (left or busy) or time.monotonic() >= deadline:
                 return status, left
@@ -183,10 +221,10 @@ def _shm_names() -> set[str]:
 
 
 def _made_by(name: str, pids: set[int]) -> bool:
-    """The name carries its maker's pid. One whose maker is gone, or that names none, may be ours as well."""
+    """The name carries its maker's pid; one that names none may be ours as well."""
     words = name.split("-")
     maker = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-    return maker in pids or not (maker and Path(f"/proc/{maker}").exists())
+    return maker in pids or not maker
 
 
 def _end_marked(mark: str) -> list[int]:

@@ -34,6 +34,8 @@ _WEIGHTS: dict[Mode, dict[Kind, float]] = {
     Mode.PREFILL: {Kind.PREFILL: 1},
     Mode.RAW: {Kind.RAW: 1},
     Mode.VERIFY: {Kind.VERIFY: 1},
+    # In this mode no session makes turns: all of them generate.
+    Mode.GENERATE: {Kind.DECODE: 1},
     Mode.MIXED: {Kind.DECODE: 0.6, Kind.PREFILL: 0.15, Kind.RAW: 0.15, Kind.VERIFY: 0.1},
 }
 _ENDS = {Mode.PREFILL: 0.05}
@@ -69,8 +71,18 @@ class Turn:
 class Choices:
     """One closed loop's choices. They depend on the seed and on what the loop itself did before, not on the others."""
 
-    def __init__(self, mode: Mode, vocab: int, max_chunk: int, max_session_tokens: int, seed: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        vocab: int,
+        max_chunk: int,
+        max_session_tokens: int,
+        seed: tuple[int, ...],
+        cancel: float | None = None,
+    ) -> None:
+        """``cancel``: the share of submissions that are cancelled; None for one that depends on how many are made at once."""
         self._mode = mode
+        self._cancel = cancel
         self._vocab = vocab
         self._max_chunk = max_chunk
         self._longest = min(LONGEST_PROMPT, max_session_tokens // 4)
@@ -93,7 +105,8 @@ class Choices:
         chance = self.random.random
         parts = self._parts(self._first_kind() if position == 0 else self._kind(), mirror, position)
         # Cancelling in the middle of a pipeline is where most can go wrong.
-        cancel = self.random.randrange(len(parts)) if chance() < (0.03 if len(parts) == 1 else 0.15) else None
+        cancels = (0.03 if len(parts) == 1 else 0.15) if self._cancel is None else 1 - (1 - self._cancel) ** len(parts)
+        cancel = self.random.randrange(len(parts)) if chance() < cancels else None
         return Turn(parts, cancel, chance() < 0.5, chance() < self._end / 4)
 
     def _kind(self) -> Kind:
