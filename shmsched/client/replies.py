@@ -78,12 +78,14 @@ class TokenStream(Reply):
 
     def take(self) -> SampledToken | None:
         """The next token, if it is here. Raises why there will not be one: StepError, or EOFError after the last."""
+        # Before the tokens: the last one may come, and the end with it, right after a look that has found none.
+        ended = self.ended
         if self.tokens:
             self.taken += 1
             return self.tokens.popleft()
         if self.error is not None:
             raise type(self.error)(str(self.error))
-        if self.ended:
+        if ended:
             raise EOFError("the generation has ended")
         return None
 
