@@ -128,7 +128,8 @@ class Drive:
             drain_s=DRAIN_S,
             cancel=None if chaos is None else chaos.cancel,
             peers_fall=chaos is not None and chaos.hits_processes,
-            life_steps=0 if soak is None else max(1, soak.steps // soak.connects),
+            # What is under way when a life is over adds about as much again.
+            life_steps=0 if soak is None else max(1, soak.steps // soak.connects // 2),
         )
 
     def _replace(self, _: ClientProcess) -> None:
