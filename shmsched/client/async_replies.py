@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from shmsched.client.channel import Channel
 from shmsched.client.replies import Reply, SampledToken, TokenStream
@@ -28,6 +29,7 @@ class AsyncReply(Reply):
         await asyncio.wait([self._answer])
 
     def settle(self, response: Response) -> None:
+        self.arrived = time.monotonic()
         if not self._answer.done():
             self._answer.set_result(response)
 

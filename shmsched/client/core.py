@@ -167,6 +167,11 @@ class ClientCore:
             if self._state.sessions.get(fresh.session_id) is fresh:
                 self._state.sessions[fresh.session_id] = session
 
+    def _rest(self, session: SessionCore, position: int, unfed: int | None) -> None:
+        """A generation of ``session`` has ended, and leaves it so."""
+        with self._channel.lock:
+            session.rest(position, unfed)
+
     def _fork_length(self, parent: SessionCore, upto: int | None) -> int:
         with self._channel.lock:
             self._check_usable()

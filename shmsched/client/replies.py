@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections import deque
 from typing import NamedTuple
@@ -20,6 +21,8 @@ class Reply:
     """The position of its first token."""
     withdrawn = False
     """Its cancelling is under way: an answer that still comes does not count."""
+    arrived = 0.0
+    """When its answer came, in seconds of ``time.monotonic()``."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -42,6 +45,8 @@ class SampledToken(NamedTuple):
     token: int
     logprob: float
     """Natural logarithm; NaN where the engine does not say."""
+    arrived: float
+    """When it came, in seconds of ``time.monotonic()``."""
 
 
 class TokenStream(Reply):
@@ -103,14 +108,14 @@ class TokenStream(Reply):
     def streamed(self, token: int, logprob: float) -> None:
         """A token came, and another one will."""
         if not self.ended:
-            self.tokens.append(SampledToken(token, logprob))
+            self.tokens.append(SampledToken(token, logprob, time.monotonic()))
             self.wake()
 
     def settle(self, response: Response) -> None:
         if self.ended:
             return
         assert response.logprobs is not None
-        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0])))
+        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0]), time.monotonic()))
         self.ended = True
         self.wake()
 

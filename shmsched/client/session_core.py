@@ -77,6 +77,7 @@ class SessionCore:
             self.rewound(request, start)
             self._fell_back = False
         self._position = end
+        self.unfed = None
 
     def remember(self, start: int, tokens: npt.NDArray[np.int32]) -> None:
         """``tokens`` were submitted at ``start``."""
@@ -110,6 +111,14 @@ class SessionCore:
             self._position = position
             # What is submitted next knows of this failure, as if it rewound; what was submitted before does not.
             self._fell_back = True
+
+    def rest(self, position: int, unfed: int | None) -> None:
+        """A generation leaves the session to go on at ``position``, if it stands there or can rewind to there."""
+        if position < self._position and self.supports_rewind:
+            self._position = position
+            # What is submitted next knows of it, as if it rewound.
+            self._fell_back = True
+        self.unfed = unfed if position == self._position else None
 
     def become(self, other: SessionCore) -> None:
         """Stand for ``other`` from now on: a new session, in whatever engine it is."""
