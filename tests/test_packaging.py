@@ -32,7 +32,7 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 APART = [{"client", "daemon"}, {"workers", "client"}, {"workers", "daemon"}]
 """Of one layer, and yet strangers to one another."""
-OF_ENGINE_FOR_CLIENTS = {"shmsched.engine.contract"}
+OF_ENGINE_FOR_CLIENTS = {"shmsched.engine.contract", "shmsched.engine.sampling"}
 BELOW_THE_CLOCK = {
     "asyncio",
     "mmap",

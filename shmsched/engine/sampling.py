@@ -86,28 +86,46 @@ def _sample_block(
     return chosen, np.asarray(block[each, chosen] - tops - np.log(room.sum(axis=1)), np.float32)
 
 
+def candidates(row: npt.NDArray[np.floating[Any]], params: SamplingParams) -> tuple[Ints, Floats]:
+    """The tokens that ``params`` leaves of a row of logits, ascending, and their weights, which need not add up to 1.
+
+    The temperature must be over 0 and the largest logit finite.
+    """
+    row = np.asarray(row, np.float32)
+    with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
+        tokens, weights = _left(row, row.max(), params, np.empty_like(row))
+    return np.arange(len(row)) if tokens is None else tokens, weights
+
+
 def _draw(row: Floats, top: np.float32, params: SamplingParams, u: float, room: Floats) -> int:
     """The token at quantile ``u`` of the distribution that ``params`` leaves of ``row``, in the order of the vocabulary."""
+    tokens, weights = _left(row, top, params, room)
+    index = _quantile(weights, u)
+    return index if tokens is None else int(tokens[index])
+
+
+def _left(row: Floats, top: np.float32, params: SamplingParams, room: Floats) -> tuple[Ints | None, Floats]:
+    """What ``params`` leaves of ``row``: tokens, ascending (None: all of them), and their weights, which may lie in ``room``."""
     inverse = np.float32(1.0 / max(params.temperature, _LEAST_TEMPERATURE))
     if 0 < params.top_k < len(row):
-        candidates = _largest(row, params.top_k)
-        weights = np.exp((row[candidates] - top) * inverse)
+        tokens = _largest(row, params.top_k)
+        weights = np.exp((row[tokens] - top) * inverse)
         total = float(weights.sum(dtype=np.float64))
     else:
         np.subtract(row, top, out=room)
         np.multiply(room, inverse, out=room)
         weights = np.exp(room, out=room)
         if params.top_p == 1.0:
-            return _quantile(weights, u)
+            return None, weights
         total = float(weights.sum())
-        candidates = _likeliest(row, weights, params.top_p, total)
-        weights = weights[candidates]
+        tokens = _likeliest(row, weights, params.top_p, total)
+        weights = weights[tokens]
     if params.top_p < 1.0:
         order = np.argsort(-weights, kind="stable")
         mass = np.cumsum(weights[order], dtype=np.float64)
         kept = np.sort(order[: int(np.searchsorted(mass, params.top_p * total)) + 1])
-        candidates, weights = candidates[kept], weights[kept]
-    return int(candidates[_quantile(weights, u)])
+        tokens, weights = tokens[kept], weights[kept]
+    return tokens, weights
 
 
 def _largest(row: Floats, k: int) -> Ints:
