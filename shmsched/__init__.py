@@ -1,6 +1,21 @@
 """shmsched: a continuous-batching scheduler for LLM serving, in its own process, over shared memory."""
 
-from shmsched.client import AsyncClient, AsyncSession, Client, Cluster, Control, Model, Session, StepFuture, launch
+from shmsched.client import (
+    AsyncClient,
+    AsyncGeneration,
+    AsyncSession,
+    Client,
+    Cluster,
+    Control,
+    EngineDraft,
+    FinishReason,
+    Generation,
+    Model,
+    PromptLookup,
+    Session,
+    StepFuture,
+    launch,
+)
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.errors import (
     ClientClosed,
@@ -37,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "AsyncGeneration",
     "AsyncSession",
     "Batch",
     "BatchView",
@@ -48,19 +64,23 @@ __all__ = [
     "DeadlineExceeded",
     "Engine",
     "EngineDied",
+    "EngineDraft",
     "EngineError",
     "EngineFaulty",
     "EngineInfo",
     "EngineSpecError",
     "EngineStartError",
     "EngineTimeout",
+    "FinishReason",
     "Full",
+    "Generation",
     "InvalidRequest",
     "Limits",
     "LogitsBlock",
     "Model",
     "NoEngine",
     "OutputRows",
+    "PromptLookup",
     "ProtocolError",
     "Request",
     "RequestParams",

@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shmsched.client import Client, Model, Session
-from shmsched.client.generation import generate_tokens
-from shmsched.client.text_stream import TextStream
+from shmsched.client.generation import TextStream
 from shmsched.errors import ShmschedError
 from shmsched.steps import SamplingParams
 
@@ -56,7 +55,8 @@ def _run(orders: dict[str, Any], say: Say) -> None:
 def _decode(session: Session, text: SessionText, number: int, orders: dict[str, Any], say: Say) -> None:
     """A text may end early; the session decodes on, so that what is measured is the same work for each."""
     sampling = SamplingParams(orders["temperature"], orders["top_p"], orders["top_k"])
-    for token in generate_tokens(session, text.prompt, max_new_tokens=orders["max_new_tokens"], sampling=sampling):
+    most = orders["max_new_tokens"]
+    for token in session.generate(text.prompt, max_new_tokens=most, sampling=sampling, stop_tokens=()):
         now = time.monotonic()
         say({"session": number, "time": now, "text": text.push(token), "ended": text.ended})
     say({"session": number, "text": text.finish(), "ended": True})

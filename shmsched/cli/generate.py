@@ -50,8 +50,7 @@ def command(
     Ends at a stop token of the model, after --max-new-tokens, or when the session is full.
     """
     from shmsched.client import Client
-    from shmsched.client.generation import generate_tokens, room_for_new_tokens
-    from shmsched.client.text_stream import TextStream
+    from shmsched.client.generation import FinishReason
     from shmsched.errors import InvalidRequest
     from shmsched.steps import SamplingParams
 
@@ -62,21 +61,13 @@ def command(
         tokens = tokenizer.encode(prompt, bos=not raw_prompt)
         if not tokens:
             raise InvalidRequest("the prompt has no tokens; give it some text, or leave out --raw-prompt")
-        room = room_for_new_tokens(session, len(tokens))
-        text = TextStream(tokenizer.decode, tokens)
-        given = 0
+        generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling)
         try:
-            for token in generate_tokens(
-                session,
-                tokens,
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                stop_tokens=session.model.info.stop_tokens,
-            ):
-                given += 1
-                print(show(text.push(token)), end="", flush=True)
+            for text in generation.increments():
+                print(show(text), end="", flush=True)
         finally:
-            if given:
-                print(show(text.finish()), flush=True)
-        if given == room < max_new_tokens:
-            click.echo(f"shmsched: the session is full ({session.model.info.max_session_tokens} tokens)", err=True)
+            if generation.tokens:
+                print(flush=True)
+        full = session.position == session.model.max_session_tokens
+        if generation.finish_reason is FinishReason.LENGTH and full and len(generation.tokens) < max_new_tokens:
+            click.echo(f"shmsched: the session is full ({session.model.max_session_tokens} tokens)", err=True)

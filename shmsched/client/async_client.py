@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import traceback
-from collections.abc import Awaitable, Generator
+from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -27,7 +27,7 @@ from shmsched.errors import (
     Unsupported,
 )
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows, Response, SamplingParams, Tokens
+from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import RETRY_S, Link
 from shmsched.wire.listener import default_socket
@@ -199,6 +199,24 @@ class AsyncClient(ClientCore):
 
     # --- steps ----------------------------------------------------------------------------------------------------------
 
+    async def generate_text(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        max_new_tokens: int = 128,
+        sampling: SamplingParams = GREEDY,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        options: bytes = b"",
+    ) -> AsyncIterator[str]:
+        """The text that ``model`` goes on with after ``prompt``, as ``Client.generate_text`` gives it."""
+        async with self.open_session(model=model, options=options, seed=seed) as session:
+            tokens = session.model.tokenizer.encode(prompt, bos=True)
+            generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
+            async for text in generation.increments():
+                yield text
+
     async def _submit(
         self,
         session: AsyncSession,
@@ -210,17 +228,31 @@ class AsyncClient(ClientCore):
         block: bool,
         timeout: float | None,
     ) -> Response:
-        self._check_usable()
-        submission = Submission(
-            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline),
-        )  # fmt: skip
-        reply = await self._send(submission, AsyncReply(), block, timeout)
+        reply = await self._begin(session, tokens, position, sampling, output_rows, deadline, block, timeout)
         try:
             return await reply.wait()
         except asyncio.CancelledError:
             self._channel.withdraw(reply)
             raise
+
+    async def _begin(
+        self,
+        session: AsyncSession,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        output_rows: OutputRows,
+        deadline: float | None,
+        block: bool,
+        timeout: float | None,
+    ) -> AsyncReply:
+        """Put a step on its way, for one who waits for it later."""
+        self._check_usable()
+        submission = Submission(
+            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
+            deadline_of(deadline),
+        )  # fmt: skip
+        return await self._send(submission, AsyncReply(), block, timeout)
 
     async def _stream(
         self,

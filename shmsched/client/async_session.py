@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shmsched.client.async_replies import AsyncStream
 from shmsched.client.core import BLOCK_TIMEOUT_S
+from shmsched.client.generation import AsyncGeneration, Drafter, EngineDraft, LogitsProcessor
+from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
 from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
 
@@ -55,6 +58,29 @@ class AsyncSession(SessionCore):
     ) -> AsyncStream:
         """Append ``tokens``, then let the scheduler go on by itself, as ``Session.stream`` does."""
         return await self._client._stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
+
+    def generate(
+        self,
+        prompt_tokens: Tokens,
+        *,
+        max_new_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        stop_tokens: Collection[int] | None = None,
+        stop: Sequence[str] = (),
+        logits_processor: LogitsProcessor | None = None,
+        draft: Drafter | EngineDraft | None = None,
+        on_session_lost: OnSessionLost = "raise",
+        deadline: float | None = None,
+        continuation: bool = True,
+    ) -> AsyncGeneration:
+        """Feed the prompt and give the tokens that follow it, as they come: ``async for token in session.generate(...)``.
+
+        Arguments and errors are those of ``Session.generate``. It begins with the first token asked for.
+        """
+        begun = start(
+            self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation
+        )  # fmt: skip
+        return AsyncGeneration(self, *begun, deadline)
 
     async def fork(
         self, upto: int | None = None, *, seed: int | None = None, block: bool = True, timeout: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TypeVar, cast
@@ -27,7 +28,7 @@ from shmsched.client.submission import Submission
 from shmsched.client.tokens import as_tokens
 from shmsched.errors import ClientClosed, Full, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows, Request, SamplingParams, Tokens
+from shmsched.steps import GREEDY, OutputRows, Request, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
@@ -142,6 +143,28 @@ class Client(ClientCore):
         return Session(self, opened.session, model, opened.engine, asked.seed, asked.options)
 
     # --- steps ----------------------------------------------------------------------------------------------------------
+
+    def generate_text(
+        self,
+        prompt: str,
+        *,
+        model: str | None = None,
+        max_new_tokens: int = 128,
+        sampling: SamplingParams = GREEDY,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+        options: bytes = b"",
+    ) -> Iterator[str]:
+        """The text that ``model`` goes on with after ``prompt``, in increments at character boundaries, in a session of its own.
+
+        The prompt gets the token for the beginning of a text in front. The text ends at the model's stop tokens, before a text of
+        ``stop``, after ``max_new_tokens``, or when the session is full. Leaving the loop over it cancels the rest. Raises what
+        ``open_session`` and ``Session.generate`` raise, Unsupported for a model without a tokenizer, as it begins.
+        """
+        with self.open_session(model=model, options=options, seed=seed) as session:
+            tokens = session.model.tokenizer.encode(prompt, bos=True)
+            generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
+            yield from generation.increments()
 
     def submit(
         self,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.futures import StepFuture, WaitingStream
+from shmsched.client.generation import Drafter, EngineDraft, Generation, LogitsProcessor
+from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
 from shmsched.steps import GREEDY, OutputRows, SamplingParams, Tokens
 
@@ -68,6 +71,39 @@ class Session(SessionCore):
         the last is not fed. What ``generate`` is built on. Raises as ``submit``.
         """
         return self._client._stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
+
+    def generate(
+        self,
+        prompt_tokens: Tokens,
+        *,
+        max_new_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        stop_tokens: Collection[int] | None = None,
+        stop: Sequence[str] = (),
+        logits_processor: LogitsProcessor | None = None,
+        draft: Drafter | EngineDraft | None = None,
+        on_session_lost: OnSessionLost = "raise",
+        deadline: float | None = None,
+        continuation: bool = True,
+    ) -> Generation:
+        """Feed the prompt and give the tokens that follow it, as they come: iterate over what this returns.
+
+        prompt_tokens: may be empty where a generation has left a token that was sampled and not fed: that is fed first.
+        max_new_tokens: how many tokens to sample at most; a full session ends it earlier.
+        stop_tokens: end it, and are not given; None: the model's own.
+        stop: texts that end it, wherever tokens divide them. Tokens that may be the beginning of one are held back.
+        logits_processor: changes each row of raw logits; the client samples from what it returns, as the engine would.
+        draft: guesses that the model verifies many at a time: fewer steps for the same tokens.
+        on_session_lost: "replay" opens another session when an engine is lost, feeds it what this one held and goes on.
+        deadline: a time of ``time.monotonic()``; a step that was not handed to an engine by then fails.
+        continuation: let the scheduler go from token to token by itself, where nothing above forbids it.
+
+        Raises InvalidRequest or Unsupported for what can never be done, and what ``submit`` raises.
+        """
+        begun = start(
+            self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation
+        )  # fmt: skip
+        return Generation(self, *begun, deadline)
 
     def fork(
         self, upto: int | None = None, *, seed: int | None = None, block: bool = True, timeout: float | None = None

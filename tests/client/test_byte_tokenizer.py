@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmsched.client.byte_tokenizer import load
-from shmsched.client.text_stream import TextStream
+from shmsched.client.generation.text_stream import TextStream
 
 
 @given(st.text())

@@ -103,3 +103,62 @@ class Overrunning(Echo):
             ctypes.memmove(row.ctypes.data + beyond, b"oops", 4)
         if told == self.AND_RAISE:
             raise RuntimeError("the engine was told to raise")
+
+
+class Rigid(Echo):
+    """Echo, but it cannot rewind."""
+
+    rewind = Engine.rewind
+
+
+class Nearly(Echo):
+    """Says what echo says, but for one token in three."""
+
+    def forward(self, batch: BatchView) -> None:
+        super().forward(batch)
+        for k, token in enumerate(batch.token_ids.tolist()):
+            if token % 3 == 0:
+                batch.token_ids[k] = (token + 1) % self.info.vocab_size
+
+
+class Reciter(Engine):
+    """Says its text over and over, byte by byte: where a session holds n bytes, byte n of the text comes next. 256 is its stop
+    token, which comes once the whole text was said ``times`` times."""
+
+    TEXT = "naïve 日本 🙂 END of it. "
+
+    def __init__(self, *, times: int = 1000, step_us: float = 0.0) -> None:
+        self.info = EngineInfo(
+            model="reciter",
+            vocab_size=257,
+            max_sessions=8,
+            max_session_tokens=10_000,
+            tokenizer="bytes",
+            stop_tokens=(256,),
+        )
+        self._said = self.TEXT.encode() * times
+        self._step_s = step_us / 1e6
+
+    def rewind(self, slot: int, length: int) -> None:
+        """It keeps nothing."""
+
+    def forward(self, batch: BatchView) -> None:
+        time.sleep(self._step_s)
+        for k, output in enumerate(batch.outputs.tolist()):
+            n = int(batch.positions[output]) + 1
+            batch.rows[k][:] = 0.0
+            batch.rows[k][self._said[n] if n < len(self._said) else 256] = 100.0
+
+
+class Flat(Engine):
+    """A small vocabulary, of which any token may come next: its logits depend on the last token and little."""
+
+    def __init__(self) -> None:
+        self.info = EngineInfo(model="flat", vocab_size=40, max_sessions=8, max_session_tokens=1000)
+
+    def rewind(self, slot: int, length: int) -> None:
+        """It keeps nothing."""
+
+    def forward(self, batch: BatchView) -> None:
+        for k, output in enumerate(batch.outputs.tolist()):
+            batch.rows[k][:] = np.sin(np.arange(40, dtype=np.float32) * (int(batch.tokens[output]) + 1))

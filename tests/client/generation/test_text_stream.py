@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.client.text_stream import REPLACEMENT, TextStream
+from shmsched.client.generation.text_stream import REPLACEMENT, TextStream
 from shmsched.steps import Tokens
 
 Decode = Callable[[Tokens], str]

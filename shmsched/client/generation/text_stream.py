@@ -25,6 +25,8 @@ class TextStream:
         self._window = list(context)
         self._boundary = len(self._window)
         self._given = len(decode(self._window)) if self._window else 0
+        self.within_character = False
+        """Whether the tokens so far end within a character."""
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes; empty if it completes none."""
@@ -33,7 +35,8 @@ class TextStream:
         complete = len(text) - _incomplete(text)
         increment = text[self._given : complete]
         self._given = max(self._given, complete)
-        if complete == len(text):
+        self.within_character = complete < len(text)
+        if not self.within_character:
             self._move_on()
         return increment
 

@@ -1,0 +1,165 @@
+"""A generation whose caller is a task."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from shmsched.client.async_replies import AsyncStream
+from shmsched.client.core import BLOCK_TIMEOUT_S
+from shmsched.client.generation.course import Course, FinishReason
+from shmsched.client.generation.effects import (
+    Await,
+    Cancel,
+    Continue,
+    Effect,
+    Emit,
+    Halt,
+    Next,
+    Plan,
+    Reopen,
+    Rest,
+    Submit,
+    TokenArray,
+)
+from shmsched.client.generation.outcome import Outcome
+
+if TYPE_CHECKING:
+    from shmsched.client.async_session import AsyncSession
+
+
+class AsyncGeneration(Outcome):
+    """The tokens of a generation, as they come. Made by ``AsyncSession.generate``; for one task at a time.
+
+    It begins with the first token asked for. Iterate over it with ``async for``. It is cancelled within one step when a loop over
+    it is left, by ``aclose()``, at the end of an ``async with`` block, and with the task that waits for it. All else is as for
+    :class:`Generation`.
+    """
+
+    def __init__(
+        self, session: AsyncSession, course: Course, plan: Plan[None], context: TokenArray, deadline: float | None
+    ) -> None:
+        super().__init__(course, plan, session.model, context)
+        self._session = session
+        self._deadline = deadline
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __anext__(self) -> int:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            effect = self._resume()
+        else:
+            effect = self._resume() if isinstance(self._effect, Emit) else self._effect
+        while effect is not None:
+            if isinstance(effect, Emit):
+                return effect.token
+            effect = await self._advance(effect)
+        raise StopAsyncIteration
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        try:
+            while True:
+                try:
+                    token = await self.__anext__()
+                except StopAsyncIteration:
+                    return
+                yield token
+        finally:
+            await self.aclose()
+
+    async def increments(self) -> AsyncIterator[str]:
+        """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
+        stream = None if self._course.gate is not None else self._text_stream()
+        if stream is not None:
+            for token in self._course.given:
+                stream.push(token)
+        try:
+            while True:
+                try:
+                    token = await self.__anext__()
+                except StopAsyncIteration:
+                    break
+                if text := self._increment(stream, token):
+                    yield text
+            if text := self._last_increment(stream):
+                yield text
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel what has not come yet. Idempotent."""
+        if self._reason is not None or self._pid != os.getpid():
+            return
+        if self._loop is None:
+            self._plan.close()
+            self._end(FinishReason.CANCELLED)
+            return
+        effect = self._leave()
+        while effect is not None:
+            effect = await self._advance(effect)
+
+    async def __aenter__(self) -> AsyncGeneration:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        loop = getattr(self, "_loop", None)
+        if loop is None or self._reason is not None or self._pid != os.getpid():
+            return
+        try:
+            # The collector may run this anywhere; what it takes to cancel happens on the loop.
+            loop.call_soon_threadsafe(lambda: loop.create_task(self.aclose()))
+        except RuntimeError:
+            # The loop is closed, and everything with it.
+            pass
+
+    # --- effects --------------------------------------------------------------------------------------------------------
+
+    async def _advance(self, effect: Effect) -> Effect | None:
+        try:
+            result = await self._perform(effect)
+        except BaseException as e:
+            return self._resume(error=e)
+        return self._resume(result)
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Next(stream):
+                sampled = stream.take() or await stream.next()
+                self._clock.now = sampled.arrived
+                return sampled
+            case Await(step):
+                response = await step.wait()
+                self._clock.now = step.arrived
+                return response
+            case Submit(tokens, position, sampling, output_rows, session):
+                session = session or self._session
+                begin = session._client._begin
+                return await begin(
+                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S
+                )
+            case Continue(tokens, sampling, further, stop_tokens):
+                return await self._session.stream(
+                    tokens, further=further, stop_tokens=stop_tokens, sampling=sampling, deadline=self._deadline
+                )
+            case Cancel(AsyncStream() as stream):
+                return stream.cancel()
+            case Cancel(handle):
+                withdrawn = self._session._client._channel.withdraw(handle)
+                if withdrawn:
+                    handle.settle_cancelled()
+                return withdrawn
+            case Halt(stream):
+                return stream.halt()
+            case Rest(position, unfed):
+                return self._session._client._rest(self._session, position, unfed)
+            case Reopen():
+                return await self._session.reopen()

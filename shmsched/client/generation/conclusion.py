@@ -1,0 +1,55 @@
+"""How every plan ends: nothing of it outstanding, and the session at a known position."""
+
+from __future__ import annotations
+
+from shmsched.client.generation.course import Course
+from shmsched.client.generation.effects import Cancel, Halt, Next, Plan, Rest
+from shmsched.client.replies import TokenStream
+
+
+def concluding(course: Course, plan: Plan[None], can_rewind: bool) -> Plan[None]:
+    """Run ``plan``. Afterwards the session holds the prompt and all that was sampled but for the last token.
+
+    Where the caller leaves or something fails, what the caller was not given is undone, and the session stands as if it had
+    not been sampled. An engine that cannot rewind keeps what has run; what came of it then counts as given.
+    """
+    try:
+        yield from plan
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from leaving(course, can_rewind)
+        raise
+    yield from _withdrawing(course)
+    yield Rest(course.position, course.unfed)
+
+
+def leaving(course: Course, can_rewind: bool) -> Plan[None]:
+    """The caller has what it was given, and nothing more comes."""
+    if can_rewind:
+        yield from _withdrawing(course)
+        course.undo()
+    else:
+        yield from _keeping(course)
+        course.keep()
+    yield Rest(course.position, course.unfed)
+
+
+def _withdrawing(course: Course) -> Plan[None]:
+    if course.step is not None:
+        yield Cancel(course.step)
+
+
+def _keeping(course: Course) -> Plan[None]:
+    """Take what cannot be undone any more."""
+    try:
+        if isinstance(course.step, TokenStream):
+            yield Halt(course.step)
+            while True:
+                course.sampled.append((yield Next(course.step)).token)
+        elif course.step is not None and not (yield Cancel(course.step)):
+            response = yield from course.answer()
+            course.sampled += response.tokens.tolist()[:1]
+    except Exception:
+        # A stream has ended, or a step failed: there is no more to take.
+        return

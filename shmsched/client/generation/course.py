@@ -1,0 +1,137 @@
+"""How a generation stands: what it was asked for, what was sampled, what the caller was given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from enum import Enum
+
+import numpy as np
+
+from shmsched.client.generation.effects import Await, Emit, Handle, Plan, TokenArray
+from shmsched.client.generation.stop_text import TextGate
+from shmsched.steps import Response, SamplingParams
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """A stop token, or a stop text."""
+    LENGTH = "length"
+    """``max_new_tokens``, or the session is full."""
+    CANCELLED = "cancelled"
+    """Its caller left early."""
+    FAILED = "failed"
+    """An error, which the caller was given."""
+
+
+class Course:
+    """The tokens of one generation. Every way of generating takes each token that it samples through here.
+
+    The session holds the prompt and what was sampled but for the last token: that one is *unfed*, and what is fed next.
+    """
+
+    def __init__(
+        self,
+        prompt: TokenArray,
+        position: int,
+        *,
+        sampling: SamplingParams,
+        most: int,
+        stop_tokens: Collection[int] = (),
+        unfed: int | None = None,
+        before: TokenArray | None = None,
+        gate: TextGate | None = None,
+    ) -> None:
+        """prompt: what is fed first, at ``position``; it begins with ``unfed`` if the session has one.
+
+        most: how many tokens to sample. before: what the session holds up to ``position``, if it is known.
+        """
+        self.sampling = sampling
+        self.stop_tokens = frozenset(stop_tokens)
+        self.gate = gate
+        self.sampled: list[int] = []
+        self.given: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.step: Handle | None = None
+        """What is on its way."""
+        self._released: deque[int] = deque()
+        self._prompt = prompt
+        self._start = position
+        self._most = most
+        self._unfed_before = unfed
+        self._before = np.empty(0, np.int32) if before is None else before
+
+    @property
+    def left(self) -> int:
+        """How many tokens may still be sampled."""
+        return self._most - len(self.sampled)
+
+    @property
+    def position(self) -> int:
+        """Where the next feed starts."""
+        return self._start + (len(self._prompt) + len(self.sampled) - 1 if self.sampled else 0)
+
+    @property
+    def feed(self) -> TokenArray:
+        """What is fed next: the prompt, then the token that was sampled last."""
+        return np.array(self.sampled[-1:], np.int32) if self.sampled else self._prompt
+
+    @property
+    def last_position(self) -> int:
+        """The position of the last token of ``feed``: what its row is sampled with."""
+        return self._start + len(self._prompt) + len(self.sampled) - 1
+
+    @property
+    def unfed(self) -> int | None:
+        """What a later generation of the session is to feed first, were this one to end now."""
+        return self.sampled[-1] if self.sampled else self._unfed_before
+
+    def context(self) -> TokenArray:
+        """All tokens up to the end of ``feed`` that are known: int32."""
+        return np.concatenate([self._before, self._prompt, np.array(self.sampled, np.int32)])
+
+    def fed(self) -> TokenArray:
+        """The tokens at positions 0 to ``position``: int32. They are known from the beginning only with ``before``."""
+        return self.context()[: self.position]
+
+    def answer(self) -> Plan[Response]:
+        """Wait for the step that is on its way."""
+        response: Response = yield Await(self.step)
+        self.step = None
+        return response
+
+    def take(self, token: int) -> None:
+        """A token was sampled: find out what can be given to the caller now, and whether the generation ends."""
+        self.sampled.append(token)
+        if token in self.stop_tokens:
+            self.finish_reason = FinishReason.STOP
+            released = [] if self.gate is None else self.gate.finish()
+        else:
+            released = [token] if self.gate is None else self.gate.push(token)
+            if self.gate is not None and self.gate.stopped:
+                self.finish_reason = FinishReason.STOP
+            elif self.left <= 0:
+                self.finish_reason = FinishReason.LENGTH
+                released += [] if self.gate is None else self.gate.finish()
+        self._released += released
+
+    def giving(self) -> Plan[None]:
+        """Give the caller what can be given."""
+        while self._released:
+            token = self._released.popleft()
+            self.given.append(token)
+            yield Emit(token)
+
+    def undo(self) -> None:
+        """What the caller was not given was never sampled."""
+        self._released.clear()
+        if len(self.given) < len(self.sampled):
+            del self.sampled[len(self.given) :]
+            self.finish_reason = None
+
+    def keep(self) -> None:
+        """What was sampled stands, and counts as given."""
+        self._released.clear()
+        self.given[:] = self.sampled

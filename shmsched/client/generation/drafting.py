@@ -1,0 +1,124 @@
+"""Guesses at what comes next, for a model to verify many at a time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shmsched.client.generation.distribution import draw, probabilities
+from shmsched.client.generation.effects import Await, Plan, Submit, TokenArray
+from shmsched.engine.sampling import uniform
+from shmsched.errors import InvalidRequest, StepError, Unsupported
+from shmsched.steps import GREEDY, SamplingParams, Tokens
+
+_DRAWING = 0xD4AF7
+"""Mixed into the seed, so that what is drafted is independent of what it is judged by."""
+
+
+class Draft(NamedTuple):
+    """What might come next."""
+
+    tokens: list[int]
+    distributions: list[npt.NDArray[np.float64]] | None = None
+    """What each token was drawn from: the probabilities of the whole vocabulary. None: the tokens were not drawn at all."""
+
+
+class Drafter(Protocol):
+    """Anything that guesses. It may be wrong: what is generated does not depend on it, only how many steps that takes."""
+
+    def draft(self, tokens: TokenArray, n: int) -> Draft:
+        """At most ``n`` tokens, or none, to follow ``tokens``: the prompt and all that was generated, int32."""
+        ...
+
+
+class PromptLookup:
+    """Guesses that what followed the last few tokens before will follow them again (Saxena 2023).
+
+    max_ngram: how many of the last tokens are looked for at most; fewer are, if those are found nowhere.
+    n_draft: how many tokens to draft at most.
+    """
+
+    def __init__(self, max_ngram: int = 3, n_draft: int = 8) -> None:
+        if max_ngram < 1 or n_draft < 1:
+            raise InvalidRequest(f"max_ngram is {max_ngram} and n_draft is {n_draft}; both must be 1 or more")
+        self.max_ngram = max_ngram
+        self.n_draft = n_draft
+
+    def draft(self, tokens: TokenArray, n: int) -> Draft:
+        n = min(n, self.n_draft)
+        for size in range(min(self.max_ngram, len(tokens) - 1), 0, -1):
+            ends = _ends_of(tokens, size)
+            if len(ends):
+                # The latest place that is followed by as many tokens as are wanted, or else by the most.
+                enough = ends[ends + n <= len(tokens)]
+                end = int(enough[-1] if len(enough) else ends[0])
+                return Draft(tokens[end : end + n].tolist())
+        return Draft([])
+
+
+def _ends_of(tokens: TokenArray, size: int) -> npt.NDArray[np.intp]:
+    """Where the last ``size`` tokens were before: the index behind each such place, ascending."""
+    n_places = len(tokens) - size
+    found = np.ones(n_places, bool)
+    for i in range(size):
+        found &= tokens[i : i + n_places] == tokens[len(tokens) - size + i]
+    return np.flatnonzero(found) + size
+
+
+class EngineDraft:
+    """Lets a smaller model of the same vocabulary guess, in a session of its own on the same daemon.
+
+    The session is the drafter's: it follows the text by itself, by rewinding. If it is lost, the generation goes on without
+    drafts; ``error`` says why.
+    """
+
+    def __init__(self, session: Any, n_draft: int = 4) -> None:
+        if n_draft < 1:
+            raise InvalidRequest(f"n_draft is {n_draft}; it must be 1 or more")
+        if not session.supports_rewind:
+            raise Unsupported(f"model {session.model.name!r} cannot rewind, so it cannot draft")
+        self.session = session
+        self.n_draft = n_draft
+        self.error: StepError | None = None
+        self._fed: list[int] = []
+
+    def drafting(self, tokens: Tokens, n: int, sampling: SamplingParams) -> Plan[Draft]:
+        """At most ``n`` tokens to follow ``tokens``, drawn as ``sampling`` says."""
+        n = min(n, self.n_draft, self.session.model.max_session_tokens - len(tokens) + 1)
+        if n < 1 or self.error is not None:
+            return Draft([])
+        try:
+            return (yield from self._draft([int(t) for t in tokens], n, sampling))
+        except StepError as error:
+            self.error = error
+            return Draft([])
+
+    def _draft(self, tokens: list[int], n: int, sampling: SamplingParams) -> Plan[Draft]:
+        start = _common(self._fed, tokens[:-1])
+        feed = tokens[start:]
+        drafted: list[int] = []
+        distributions: list[npt.NDArray[np.float64]] = []
+        greedy = sampling.temperature == 0.0
+        while True:
+            self._fed = [*self._fed[:start], *feed]
+            step = yield Submit(feed, start, GREEDY if greedy else None, session=self.session)
+            response = yield Await(step)
+            if greedy:
+                drafted.append(int(response.tokens[0]))
+            else:
+                distributions.append(probabilities(response.logits.data[0], sampling))
+                u = uniform((sampling.seed or 0) ^ _DRAWING, len(self._fed) - 1)
+                drafted.append(draw(distributions[-1], u))
+            if len(drafted) == n:
+                return Draft(drafted, None if greedy else distributions)
+            start, feed = len(self._fed), drafted[-1:]
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

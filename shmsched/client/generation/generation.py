@@ -1,0 +1,155 @@
+"""A generation whose caller is a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from shmsched.client.generation.course import Course
+from shmsched.client.generation.effects import (
+    Await,
+    Cancel,
+    Continue,
+    Effect,
+    Emit,
+    Halt,
+    Next,
+    Plan,
+    Reopen,
+    Rest,
+    Submit,
+    TokenArray,
+)
+from shmsched.client.generation.outcome import Outcome
+
+if TYPE_CHECKING:
+    from shmsched.client.session import Session
+
+_FINALIZER_WAITS_S = 0.05
+
+
+class Generation(Outcome):
+    """The tokens of a generation, as they come. Made by ``Session.generate``; for one thread at a time.
+
+    It is under way from the call on. Iterate over it, or take tokens with ``next``. It is cancelled within one step when a loop
+    over it is left, by ``close()``, and at the end of a ``with`` block. The session then stands as if only the tokens that were
+    given had been sampled, the last of them not fed yet: another ``generate`` goes on from there. ``tokens``, ``text``,
+    ``finish_reason``, ``timings`` and ``error`` can be read at any time.
+
+    Raises what the steps fail with, and then the session stands the same way, if it is not lost.
+    """
+
+    def __init__(
+        self, session: Session, course: Course, plan: Plan[None], context: TokenArray, deadline: float | None
+    ) -> None:
+        super().__init__(course, plan, session.model, context)
+        self._session = session
+        self._deadline = deadline
+        self._pid = os.getpid()
+        effect = self._resume()
+        while effect is not None and not isinstance(effect, Await | Next | Emit):
+            effect = self._advance(effect)
+
+    def __next__(self) -> int:
+        effect = self._resume() if isinstance(self._effect, Emit) else self._effect
+        while effect is not None:
+            if isinstance(effect, Emit):
+                return effect.token
+            effect = self._advance(effect)
+        raise StopIteration
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            while True:
+                try:
+                    token = next(self)
+                except StopIteration:
+                    return
+                yield token
+        except GeneratorExit:
+            self._finalize()
+            raise
+
+    def increments(self) -> Iterator[str]:
+        """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
+        stream = None if self._course.gate is not None else self._text_stream()
+        if stream is not None:
+            for token in self._course.given:
+                stream.push(token)
+        for token in self:
+            if text := self._increment(stream, token):
+                yield text
+        if text := self._last_increment(stream):
+            yield text
+
+    def close(self) -> None:
+        """Cancel what has not come yet. Idempotent."""
+        if self._reason is not None or self._pid != os.getpid():
+            return
+        effect = self._leave()
+        while effect is not None:
+            effect = self._advance(effect)
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_pid", None) is not None:
+            self._finalize()
+
+    def _finalize(self) -> None:
+        """Close, though the collector may run this anywhere, where this very thread holds the client's lock among others."""
+        if self._reason is not None or self._pid != os.getpid():
+            return
+        lock = self._session._client._channel.lock
+        if lock.acquire(timeout=_FINALIZER_WAITS_S):
+            lock.release()
+            self.close()
+        else:
+            threading.Thread(target=self.close, name="shmsched-close").start()
+
+    # --- effects --------------------------------------------------------------------------------------------------------
+
+    def _advance(self, effect: Effect) -> Effect | None:
+        try:
+            result = self._perform(effect)
+        except BaseException as e:
+            return self._resume(error=e)
+        return self._resume(result)
+
+    def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Next(stream):
+                sampled = stream.next()
+                self._clock.now = sampled.arrived
+                return sampled
+            case Await(step):
+                response = step.result()
+                self._clock.now = step.arrived
+                return response
+            case Submit(tokens, position, sampling, output_rows, session):
+                submit = (session or self._session).submit
+                return submit(
+                    tokens, position=position, sampling=sampling, output_rows=output_rows, deadline=self._deadline
+                )
+            case Continue(tokens, sampling, further, stop_tokens):
+                stream = self._session.stream
+                return stream(
+                    tokens, further=further, stop_tokens=stop_tokens, sampling=sampling, deadline=self._deadline
+                )
+            case Cancel(handle):
+                return handle.cancel()
+            case Halt(stream):
+                return stream.halt()
+            case Rest(position, unfed):
+                return self._session._client._rest(self._session, position, unfed)
+            case Reopen():
+                return self._session.reopen()

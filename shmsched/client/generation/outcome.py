@@ -1,0 +1,108 @@
+"""What is known of a generation, while it runs and afterwards; and running its plan, but for what has to be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from typing import Any
+
+from shmsched.client.generation.conclusion import leaving
+from shmsched.client.generation.course import Course, FinishReason
+from shmsched.client.generation.effects import Effect, Left, Plan, TokenArray
+from shmsched.client.generation.text_stream import TextStream
+from shmsched.client.generation.timings import Clock, Timings
+from shmsched.client.models import Model
+
+_GIVEN_UP = (KeyboardInterrupt, asyncio.CancelledError, concurrent.futures.CancelledError, Left)
+
+
+class Outcome:
+    """The tokens of a generation so far, and how it ended."""
+
+    def __init__(self, course: Course, plan: Plan[None], model: Model, context: TokenArray) -> None:
+        self.error: BaseException | None = None
+        """Why it failed, if it did; its caller was given it too."""
+        self._course = course
+        self._plan = plan
+        self._model = model
+        self._context = context
+        self._clock = Clock()
+        self._reason: FinishReason | None = None
+        self._effect: Effect | None = None
+        """What the plan waits for."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens given so far. A token that stopped it is not among them."""
+        return list(self._course.given)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while it runs."""
+        return self._reason
+
+    @property
+    def timings(self) -> Timings:
+        return self._clock.timings()
+
+    @property
+    def text(self) -> str:
+        """The text so far, up to the stop text if one came. Raises Unsupported if the model has no tokenizer."""
+        if self._course.gate is not None:
+            return self._course.gate.text
+        stream = self._text_stream()
+        return "".join(map(stream.push, self._course.given)) + stream.finish()
+
+    def __repr__(self) -> str:
+        state = "running" if self._reason is None else self._reason.value
+        return f"<{type(self).__name__} of {self._model.name!r}, {len(self._course.given)} tokens, {state}>"
+
+    def _text_stream(self) -> TextStream:
+        return TextStream(self._model.tokenizer.decode, self._context.tolist())
+
+    def _increment(self, stream: TextStream | None, token: int) -> str:
+        """The text that came with ``token``; ``stream`` where there is no gate."""
+        if stream is not None:
+            return stream.push(token)
+        assert self._course.gate is not None
+        return self._course.gate.take()
+
+    def _last_increment(self, stream: TextStream | None) -> str:
+        if stream is not None:
+            return stream.finish()
+        assert self._course.gate is not None
+        return self._course.gate.take()
+
+    # --- running the plan -----------------------------------------------------------------------------------------------
+
+    def _resume(self, result: Any = None, error: BaseException | None = None) -> Effect | None:
+        """Tell the plan what its last effect came to. Returns its next one; None if it has ended. Raises why it failed."""
+        try:
+            effect = self._plan.send(result) if error is None else self._plan.throw(error)
+        except StopIteration:
+            self._end(self._course.finish_reason or FinishReason.CANCELLED)
+            return None
+        except Left:
+            self._end(self._course.finish_reason or FinishReason.CANCELLED)
+            return None
+        except BaseException as e:
+            self._end(FinishReason.CANCELLED if isinstance(e, _GIVEN_UP) else FinishReason.FAILED)
+            self.error = e
+            raise
+        self._clock.note(len(self._course.sampled))
+        self._effect = effect
+        return effect
+
+    def _leave(self) -> Effect | None:
+        """The caller wants no more tokens. Returns what is to be done about it first."""
+        if inspect.getgeneratorstate(self._plan) != inspect.GEN_CLOSED:
+            return self._resume(error=Left())
+        # The collector finalizes what it finds together in any order, and found the plan before us.
+        self._plan = leaving(self._course, self._model.supports_rewind)
+        return self._resume()
+
+    def _end(self, reason: FinishReason) -> None:
+        self._clock.note(len(self._course.sampled))
+        self._reason = reason
+        self._effect = None

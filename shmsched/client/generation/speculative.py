@@ -1,0 +1,60 @@
+"""Speculative decoding by the caller: many tokens are guessed, and verified in one step."""
+
+from __future__ import annotations
+
+from shmsched.client.generation.course import Course
+from shmsched.client.generation.distribution import verify
+from shmsched.client.generation.drafting import Draft, Drafter, EngineDraft
+from shmsched.client.generation.effects import Plan, Submit
+from shmsched.steps import OutputRows, Response
+
+
+def speculating(course: Course, drafter: Drafter | EngineDraft, most: int) -> Plan[None]:
+    """Feed the last token and a draft of what follows, take what the model agrees with and the token that it gives then.
+
+    A draft that was not drawn is verified against the tokens that the engine samples at its positions: what comes out is what
+    would have come out without it, token for token, at any temperature. One that was drawn from a distribution is verified
+    by rejection sampling from raw logits: what comes out is distributed as without it.
+
+    most: how many tokens a step may have.
+    """
+    course.step = yield Submit(course.feed, course.position, course.sampling)
+    response = yield from course.answer()
+    course.take(int(response.tokens[0]))
+    while course.finish_reason is None:
+        # The last token that comes is the model's own.
+        draft = yield from _draft(course, drafter, min(course.left, most) - 1)
+        raw = draft.distributions is not None and course.sampling.temperature > 0.0
+        sampling = None if raw else course.sampling
+        course.step = yield Submit([*course.feed, *draft.tokens], course.position, sampling, OutputRows.ALL)
+        yield from course.giving()
+        response = yield from course.answer()
+        for token in _agreed(course, draft, response):
+            course.take(token)
+            if course.finish_reason is not None:
+                break
+        del response
+    yield from course.giving()
+
+
+def _draft(course: Course, drafter: Drafter | EngineDraft, n: int) -> Plan[Draft]:
+    if n < 1:
+        return Draft([])
+    if isinstance(drafter, EngineDraft):
+        return (yield from drafter.drafting(course.context(), n, course.sampling))
+    draft = drafter.draft(course.context(), n)
+    tokens = [int(token) for token in draft.tokens[:n]]
+    return Draft(tokens, None if draft.distributions is None else draft.distributions[:n])
+
+
+def _agreed(course: Course, draft: Draft, response: Response) -> list[int]:
+    """What the model agrees with, and its own next token."""
+    if response.logits is not None:
+        assert draft.distributions is not None
+        rows = response.logits.data
+        return verify(rows, draft.tokens, draft.distributions, course.sampling, course.last_position)
+    own: list[int] = response.tokens.tolist()
+    n = 0
+    while n < len(draft.tokens) and own[n] == draft.tokens[n]:
+        n += 1
+    return own[: n + 1]

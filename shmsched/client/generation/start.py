@@ -1,0 +1,124 @@
+"""From what a caller asks for to the plan that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from shmsched.client.generation.conclusion import concluding
+from shmsched.client.generation.course import Course
+from shmsched.client.generation.drafting import Drafter, EngineDraft
+from shmsched.client.generation.effects import Plan, TokenArray
+from shmsched.client.generation.replay import replaying
+from shmsched.client.generation.speculative import speculating
+from shmsched.client.generation.stepping import LogitsProcessor, continuing, processing, stepping
+from shmsched.client.generation.stop_text import TextGate
+from shmsched.client.generation.text_stream import TextStream
+from shmsched.client.session_core import SessionCore
+from shmsched.client.tokens import as_tokens
+from shmsched.errors import InvalidRequest, Unsupported
+from shmsched.steps import SamplingParams, Tokens
+from shmsched.wire.frames import MAX_STOP_TOKENS
+
+OnSessionLost = Literal["raise", "replay"]
+_CONTEXT = 64
+"""How many tokens before the first one its text may depend on."""
+
+
+class Start(NamedTuple):
+    """A generation to run."""
+
+    course: Course
+    plan: Plan[None]
+    context: TokenArray
+    """The last tokens before the first that is sampled."""
+
+
+def start(
+    session: SessionCore,
+    prompt_tokens: Tokens,
+    max_new_tokens: int,
+    sampling: SamplingParams,
+    stop_tokens: Collection[int] | None,
+    stop: Sequence[str],
+    logits_processor: LogitsProcessor | None,
+    draft: Drafter | EngineDraft | None,
+    on_session_lost: OnSessionLost,
+    continuation: bool,
+) -> Start:
+    """What ``Session.generate`` was asked for. Raises InvalidRequest or Unsupported for what can never be done."""
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise InvalidRequest(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number of 1 or more")
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(
+            f"sampling is {sampling!r}; a SamplingParams is wanted. For raw logits, pass a logits_processor or use submit"
+        )
+    if on_session_lost not in ("raise", "replay"):
+        raise InvalidRequest(f"on_session_lost is {on_session_lost!r}; 'raise' or 'replay' is wanted")
+    if logits_processor is not None and draft is not None:
+        raise InvalidRequest("a draft is verified against what the engine samples; pass a logits_processor or a draft")
+    if draft is not None:
+        _check_draft(session, draft)
+    stops = _stop_tokens(session, stop_tokens)
+    position, unfed = session.position, session.unfed
+    prompt = _prompt(session, prompt_tokens, unfed)
+    history = session.history[:position] if position else np.empty(0, np.int32)
+    context = np.concatenate([history[-_CONTEXT:], prompt])[-max(_CONTEXT, len(prompt)) :]
+    # The last sampled token does not enter the session. At least one is asked for, so that what cannot fit is an error.
+    room = session.model.max_session_tokens - position - len(prompt) + 1
+    course = Course(
+        prompt,
+        position,
+        sampling=replace(sampling, seed=session.seed) if sampling.seed is None else sampling,
+        most=max(1, min(max_new_tokens, room)),
+        stop_tokens=stops,
+        unfed=unfed,
+        before=history,
+        gate=TextGate(TextStream(session.model.tokenizer.decode, context.tolist()), stop) if stop else None,
+    )
+
+    def plan(course: Course) -> Plan[None]:
+        if logits_processor is not None:
+            return processing(course, logits_processor)
+        if draft is not None:
+            return speculating(course, draft, session.model.max_prefill_chunk_size)
+        # What cannot rewind must not run on beyond a stop that only the client sees.
+        if continuation and len(stops) <= MAX_STOP_TOKENS and (session.supports_rewind or not stop):
+            return continuing(course)
+        return stepping(course)
+
+    whole = replaying(course, plan) if on_session_lost == "replay" else plan(course)
+    return Start(course, concluding(course, whole, session.supports_rewind), context)
+
+
+def _prompt(session: SessionCore, tokens: Tokens, unfed: int | None) -> TokenArray:
+    if unfed is None:
+        return as_tokens(tokens, session.vocab_size)
+    first = np.array([unfed], np.int32)
+    return np.concatenate([first, as_tokens(tokens, session.vocab_size)]) if len(tokens) else first
+
+
+def _stop_tokens(session: SessionCore, stop_tokens: Collection[int] | None) -> frozenset[int]:
+    if stop_tokens is None:
+        return frozenset(session.model.stop_tokens)
+    return frozenset(as_tokens(list(stop_tokens), session.vocab_size).tolist()) if stop_tokens else frozenset()
+
+
+def _check_draft(session: SessionCore, draft: Drafter | EngineDraft) -> None:
+    if not session.supports_rewind:
+        raise Unsupported(
+            f"model {session.model.name!r} cannot rewind, which rejecting a drafted token needs; leave out draft"
+        )
+    if isinstance(draft, EngineDraft):
+        if draft.session is session:
+            raise InvalidRequest(
+                f"session {session.session_id} cannot draft for itself; open another one for the draft"
+            )
+        if draft.session.vocab_size != session.vocab_size:
+            raise InvalidRequest(
+                f"model {draft.session.model.name!r} has a vocabulary of {draft.session.vocab_size} and cannot draft for"
+                f" {session.model.name!r}, which has one of {session.vocab_size}"
+            )
