@@ -16,6 +16,10 @@ class ByteTokenizer:
     def decode(self, tokens: Tokens) -> str:
         return bytes(t if t < 256 else 0xFF for t in map(int, tokens)).decode(errors="replace")
 
+    def token_bytes(self) -> list[bytes]:
+        """What each token stands for. Those from 256 on are not among them."""
+        return [bytes([token]) for token in range(256)]
+
 
 def load(argument: str) -> ByteTokenizer:
     return ByteTokenizer()

@@ -39,6 +39,8 @@ class Tokenizer:
         types = file.array("tokenizer.ggml.token_type").tolist()
         self.vocab_size = len(pieces)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=_model_proto(file, pieces, types))
+        self._pieces = pieces
+        self._types = types
         silent = (PieceType.CONTROL, PieceType.UNKNOWN, PieceType.UNUSED)
         self._silent = frozenset(token for token, kind in enumerate(types) if kind in silent)
 
@@ -58,6 +60,18 @@ class Tokenizer:
                 kept.append(token)
         text: str = self._processor.decode(kept)
         return text
+
+    def token_bytes(self) -> list[bytes]:
+        """What each token stands for; empty for those that come back as no text. What grammars are matched against."""
+        return [self._bytes(token) for token in range(self.vocab_size)]
+
+    def _bytes(self, token: int) -> bytes:
+        piece = self._pieces[token]
+        if token in self._silent:
+            return b""
+        if self._types[token] == PieceType.BYTE:
+            return bytes([int(piece[3:5], 16)])  # <0x0A>
+        return piece.replace(_SPACE, b" ")
 
 
 def load(path: str) -> Tokenizer:

@@ -20,7 +20,8 @@ def probabilities(row: npt.NDArray[np.floating[Any]], sampling: SamplingParams) 
     """What tokens are drawn from under ``sampling``, given a row of logits: float64 (vocab,), adding up to 1."""
     tokens, weights = candidates(row, sampling)
     whole = np.zeros(len(row))
-    whole[tokens] = weights / weights.sum()
+    whole[tokens] = weights
+    whole /= whole.sum()
     return whole
 
 
