@@ -146,6 +146,26 @@ def test_closing_before_the_first_token_leaves_no_trace(session: shmsched.Sessio
     assert list(session.generate([3, 4], max_new_tokens=3, **way)) == echoes([3, 4], 3)
 
 
+@way_of
+def test_closing_when_all_has_come_leaves_what_was_not_taken_undone(
+    cluster: shmsched.Cluster, session: shmsched.Session, way: dict[str, Any]
+) -> None:
+    expected = echoes([1, 2], 10)
+    generation = session.generate([1, 2], max_new_tokens=6, **way)
+    first = next(generation)
+
+    def idle() -> bool:
+        ledger = cluster.status()["ledger"]
+        return bool(ledger["queued"] == ledger["in_flight"] == 0)
+
+    wait_until(idle, "all steps to have run")
+    generation.close()
+    assert generation.tokens == [first]
+    assert (session.position, session.unfed) == (2, first)
+    assert session.history.tolist() == [1, 2]
+    assert list(session.generate([], max_new_tokens=4, **way)) == expected[1:5]
+
+
 @pytest.mark.parametrize("continuation", [True, False])
 def test_what_is_left_is_cancelled_within_one_step(continuation: bool) -> None:
     with (
@@ -360,6 +380,15 @@ def test_wrong_drafts_change_nothing_and_the_drafter_keeps_in_step() -> None:
         assert tokens == echoes([1, 2, 3], 60)
         assert steps(cluster) > 60, "the drafts cost steps too"
         assert nearly.history.tolist()[:40] == [1, 2, 3, *tokens[:37]]
+        # One drafter may serve another text, of which it has seen nothing.
+        draft = EngineDraft(nearly, 3)
+        with client.open_session(model="echo") as other:
+            tokens = list(other.generate([9, 8, 7, 6, 5], max_new_tokens=20, draft=draft))
+            assert tokens == echoes([9, 8, 7, 6, 5], 20)
+            list(session.generate([4], max_new_tokens=6, draft=draft))
+            tokens += list(other.generate([], max_new_tokens=20, draft=draft))
+        assert tokens == echoes([9, 8, 7, 6, 5], 40)
+        assert nearly.history.tolist()[:40] == [9, 8, 7, 6, 5, *tokens[:35]]
 
 
 def test_a_drafter_that_is_lost_is_done_without(client: shmsched.Client, session: shmsched.Session) -> None:

@@ -12,7 +12,7 @@ from plain_runner import VOCAB, Losses, PlainSession, Runner, course_on, referen
 
 from shmsched.client.generation.course import Course, FinishReason
 from shmsched.client.generation.drafting import Draft, PromptLookup
-from shmsched.client.generation.effects import Plan, TokenArray
+from shmsched.client.generation.effects import Effect, Plan, Reopen, TokenArray
 from shmsched.client.generation.replay import MOST_IN_A_ROW, replaying
 from shmsched.client.generation.speculative import speculating
 from shmsched.client.generation.stepping import continuing, processing, stepping
@@ -166,6 +166,23 @@ def test_replay_costs_no_token_and_repeats_none(
         assert losses.happened > MOST_IN_A_ROW
         return
     assert session.held[: session.position] == [*before, *prompt, *whole[:-1]]
+
+
+def test_what_had_come_is_given_before_another_session_is_waited_for() -> None:
+    session = PlainSession()
+    course = course_on(session, [1], 6)
+    # The third effect is the second step: the first token has come then, and was not given yet.
+    losses = Losses(session, {3})
+    given_by_then = []
+
+    class Watching(Runner):
+        def perform(self, effect: Effect) -> object:
+            if isinstance(effect, Reopen):
+                given_by_then.append(list(self.given))
+            return super().perform(effect)
+
+    assert Watching(session, course, replaying(course, stepping), losses).run() == reference([1], 6)
+    assert given_by_then == [reference([1], 1)]
 
 
 @pytest.mark.parametrize("kind", [SessionLost, EngineDied, EngineTimeout, EngineError])
