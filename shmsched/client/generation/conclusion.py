@@ -41,13 +41,13 @@ def _withdrawing(course: Course) -> Plan[None]:
 
 
 def _keeping(course: Course) -> Plan[None]:
-    """Take what cannot be undone any more."""
+    """Take what cannot be undone. A step that runs is waited for: to cancel it would lose the session."""
     try:
         if isinstance(course.step, TokenStream):
             yield Halt(course.step)
             while True:
                 course.sampled.append((yield Next(course.step)).token)
-        elif course.step is not None and not (yield Cancel(course.step)):
+        elif course.step is not None:
             response = yield from course.answer()
             course.sampled += response.tokens.tolist()[:1]
     except Exception:

@@ -162,7 +162,10 @@ class Runner:
                 return True
             case Cancel(step):
                 # It has run; a scheduler that still had it queued would say True, and so it does every other time.
-                if step.answered or not session.can_rewind:
+                assert session.can_rewind, (
+                    "to cancel a step that has run loses the session of an engine that cannot rewind"
+                )
+                if step.answered:
                     return False
                 session.position = min(session.position, step.start)
                 return True
