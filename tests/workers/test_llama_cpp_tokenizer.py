@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import VOCAB, write_model
 
-from shmsched.client.text_stream import TextStream
+from shmsched.client.generation.text_stream import TextStream
 from shmsched.errors import EngineStartError
 from shmsched.workers.gguf import tokenizer as gguf_tokenizer
 
