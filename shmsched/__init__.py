@@ -1,5 +1,7 @@
 """shmsched: a continuous-batching scheduler for LLM serving, in its own process, over shared memory."""
 
+import os as _os
+
 from shmsched.client import (
     AsyncClient,
     AsyncGeneration,
@@ -105,3 +107,9 @@ __all__ = [
     "UsedAfterFork",
     "launch",
 ]
+
+if "SHMSCHED_DIE_AT" in _os.environ:
+    # Tests only: this process is to die at a certain point.
+    from shmsched import death_points as _death_points
+
+    _death_points.arm(_os.environ["SHMSCHED_DIE_AT"])

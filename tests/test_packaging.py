@@ -25,6 +25,8 @@ LAYERS = [
     {"wire"},
     {"engine"},
     {"client", "daemon", "workers"},
+    {"dying"},
+    {"death_points"},
     {""},
     {"tools"},
     {"cli"},

@@ -12,8 +12,9 @@ DEADLINE = 30.0
 class Decoding:
     """A session in a closed loop whose every answer is checked."""
 
-    def __init__(self, client: shmsched.Client) -> None:
-        self.session = client.open_session(timeout=DEADLINE)
+    def __init__(self, client: shmsched.Client, session: shmsched.Session | None = None) -> None:
+        """In a session that is open and empty, or in one of its own."""
+        self.session = session or client.open_session(timeout=DEADLINE)
         self._hash = 0
 
     def go_on(self, steps: int) -> None:

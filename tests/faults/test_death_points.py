@@ -1,0 +1,467 @@
+"""A process is killed at each named point of the path, and the others see what DESIGN.md's failure table says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import shmsched
+from shmsched.client.futures import WaitingStream
+from shmsched.death_points import VARIABLE, DeathPoint
+from shmsched.workers.echo import advance, answer
+
+from faults import lives
+from faults.decoding import DEADLINE, VOCAB, Decoding
+from processes.leftovers import shm_names, wait_until
+
+WITHIN_S = 1.0
+"""After a death, until whoever survives has heard of it."""
+ROW = -(-4 * VOCAB // 64) * 64
+"""Bytes of a row of logits in the arena."""
+P = DeathPoint
+
+
+class Moment(NamedTuple):
+    """The ``n``-th time that a process comes to a point."""
+
+    point: DeathPoint
+    n: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.point.value}:{self.n}"
+
+
+CLIENT_MOMENTS = {
+    **dict.fromkeys(
+        (
+            Moment(P.CLIENT_IN_HELLO),
+            Moment(P.CLIENT_SAID_HELLO),
+            Moment(P.CLIENT_GREETED),
+            Moment(P.CLIENT_ASKED_FOR_SESSION),
+            Moment(P.CLIENT_WROTE_TOKENS, 10),
+            Moment(P.CLIENT_IN_SUBMIT, 10),
+            Moment(P.CLIENT_SUBMITTED, 10),
+            Moment(P.CLIENT_HEARD_COMPLETIONS),
+            Moment(P.CLIENT_READ_TOKENS, 3),
+            Moment(P.CLIENT_ASKED_FOR_ARENA),
+            Moment(P.CLIENT_HEARD_OF_ARENA),
+            Moment(P.CLIENT_HOLDS_LEASES, 2),
+            Moment(P.CLIENT_CANCELLED),
+            Moment(P.CLIENT_ASKED_FOR_FORK),
+            Moment(P.CLIENT_CLOSED_SESSION),
+        ),
+        lives.LIFE,
+    ),
+    Moment(P.CLIENT_IN_FLUSH, 8): lives.ASYNC_LIFE,
+    Moment(P.CLIENT_HEARD_COMPLETIONS, 3): lives.ASYNC_LIFE,
+    Moment(P.CLIENT_READ_TOKENS, 2): lives.ASYNC_LIFE,
+    Moment(P.CLIENT_HOLDS_LEASES): lives.ASYNC_LIFE,
+}
+ATTACHING_MOMENTS = [
+    Moment(P.ENGINE_SAID_HELLO),
+    Moment(P.ENGINE_IN_OFFER),
+    Moment(P.ENGINE_OFFERED),
+    Moment(P.ENGINE_ATTACHED),
+    Moment(P.ENGINE_STARTED),
+    Moment(P.ENGINE_READY),
+]
+SERVING_MOMENTS = [
+    # Three sessions were opened before, and three batches run.
+    Moment(P.ENGINE_OPENS_SESSION, 4),
+    Moment(P.ENGINE_OPENED_SESSION, 4),
+    Moment(P.ENGINE_HEARD_OF_ARENA),
+    Moment(P.ENGINE_PULLED_BATCH, 6),
+    Moment(P.ENGINE_IN_FORWARD),
+    Moment(P.ENGINE_WROTE_LOGITS, 6),
+    Moment(P.ENGINE_WROTE_RESULTS, 6),
+    Moment(P.ENGINE_IN_DONE, 6),
+    Moment(P.ENGINE_SENT_DONE, 6),
+    Moment(P.ENGINE_CLOSES_SESSION),
+]
+
+
+def test_every_point_has_its_test() -> None:
+    tested = {m.point for m in (*CLIENT_MOMENTS, *ATTACHING_MOMENTS, *SERVING_MOMENTS, *DAEMON_MOMENTS)}
+    assert tested == set(DeathPoint)
+
+
+@contextmanager
+def armed(moment: Moment, *command: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that dies at the moment. It is killed in the end, if it still runs."""
+    env = {**os.environ, VARIABLE: str(moment)}
+    with subprocess.Popen([sys.executable, *map(str, command)], env=env, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_end(pid: int, what: str) -> None:
+    """Wait until the process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([fd], [], [], DEADLINE)[0], f"waited {DEADLINE:g} s in vain for {what}"
+    finally:
+        os.close(fd)
+
+
+def runs(pid: int) -> bool:
+    """Whether it has not ended. Who waits for an orphan is not ours to say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# --- clients ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[shmsched.Cluster]:
+    with shmsched.launch(f"echo?vocab={VOCAB}&step_us=500") as cluster:
+        yield cluster
+
+
+def holdings(cluster: shmsched.Cluster) -> dict[str, Any]:
+    """What the daemon holds for whoever is connected."""
+    status = cluster.status()
+    ledger = status["ledger"]
+    assert ledger["balanced"]
+    return {
+        "clients": len(status["clients"]),
+        "engines": [(e["state"], e["sessions"], e["queued"]) for e in status["engines"]],
+        "waiting": status["waiting_sessions"],
+        "outstanding": ledger["queued"] + ledger["in_flight"],
+        "shared memory": status["shared_memory"]["used_bytes"],
+        "mappings": Path(f"/proc/{cluster.pid}/maps").read_text().count("/shmsched-"),
+        "descriptors": len(os.listdir(f"/proc/{cluster.pid}/fd")),
+    }
+
+
+@contextmanager
+def nothing_changes(cluster: shmsched.Cluster) -> Iterator[Decoding]:
+    """What is held before the block is what is held ``WITHIN_S`` after it, and the bystander goes on."""
+    with cluster.client() as client:
+        bystander = Decoding(client)
+        bystander.go_on(1)
+        before = holdings(cluster)
+        yield bystander
+        last: dict[str, Any] = {}
+
+        def back() -> bool:
+            last.update(holdings(cluster))
+            return last == before
+
+        try:
+            wait_until(back, f"the daemon to hold again {before}", WITHIN_S)
+        except AssertionError as e:
+            raise AssertionError(f"{e}; it holds {last}") from None
+        bystander.go_on(10)
+
+
+@pytest.mark.parametrize("moment", CLIENT_MOMENTS, ids=str)
+def test_a_client_dies_and_nobody_else_notices(cluster: shmsched.Cluster, moment: Moment) -> None:
+    with nothing_changes(cluster) as bystander, armed(moment, "-c", CLIENT_MOMENTS[moment], cluster.socket) as doomed:
+        while doomed.poll() is None:
+            bystander.go_on(5)
+        assert doomed.returncode == -signal.SIGKILL, "it lived to its end"
+
+
+# --- engines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ATTACHING_MOMENTS, ids=str)
+def test_an_engine_dies_while_it_attaches_and_nobody_notices(cluster: shmsched.Cluster, moment: Moment) -> None:
+    command = ("-m", "shmsched.engine", f"echo?vocab={VOCAB}", "--socket", cluster.socket)
+    with nothing_changes(cluster) as bystander, armed(moment, *command) as doomed:
+        while doomed.poll() is None:
+            bystander.go_on(5)
+        assert doomed.returncode == -signal.SIGKILL
+
+
+def doomed_engine(directory: Path, moment: Moment, incarnation: int = 1) -> str:
+    return f"{lives.__file__}:Doomed:{directory}?die_at={moment}&incarnation={incarnation}"
+
+
+def states(cluster: shmsched.Cluster) -> list[str]:
+    return [e["state"] for e in cluster.status()["engines"]]
+
+
+def test_a_restarted_engine_that_dies_while_it_attaches_is_started_once_more(tmp_path: Path) -> None:
+    spec = doomed_engine(tmp_path, Moment(P.ENGINE_ATTACHED), incarnation=2)
+    with shmsched.launch(spec) as cluster, cluster.client() as client:
+        os.kill(cluster.status()["engines"][0]["pid"], signal.SIGKILL)
+        wait_until(lambda: cluster.status()["workers"][0]["restarts"] == 2, "a second restart")
+        with client.open_session(timeout=DEADLINE) as session:
+            assert session.submit([1]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1]), VOCAB)]
+        assert len((tmp_path / "incarnations").read_text().splitlines()) == 3
+
+
+def test_an_engine_that_dies_in_its_first_start_is_given_up_and_the_other_serves(tmp_path: Path) -> None:
+    spec = doomed_engine(tmp_path, Moment(P.ENGINE_STARTED))
+    with shmsched.launch(spec, f"echo?vocab={VOCAB}") as cluster, cluster.client() as client:
+        (worker,) = [w for w in cluster.status()["workers"] if w["spec"] == spec]
+        assert (worker["state"], worker["last_exit"]) == ("given up", "killed by signal 9")
+        Decoding(client).go_on(5)
+
+
+class Victims:
+    """What is outstanding on an engine of which it is known that it dies, and what came of it."""
+
+    def __init__(self, client: shmsched.Client, engine: int) -> None:
+        self._client = client
+        self.sessions: list[shmsched.Session] = []
+        self.others: list[shmsched.Session] = []
+        while len(self.sessions) < 3:
+            session = client.open_session(timeout=DEADLINE)
+            (self.sessions if session.engine == engine else self.others).append(session)
+        self.hashes = [0, 0, 0]
+        for i, session in enumerate(self.sessions):
+            self.hashes[i] = advance(0, [i])
+            assert session.submit([i]).result(DEADLINE).tokens.tolist() == [answer(self.hashes[i], VOCAB)]
+        self.futures: list[Future[shmsched.Response]] = []
+        self.stream: WaitingStream | None = None
+        self.refusals: list[shmsched.ShmschedError] = []
+
+    def load(self) -> None:
+        """Steps, raw ones among them and one with a deadline, a generation, and sessions closed and opened."""
+        try:
+            self.stream = self.sessions[0].stream([1], further=100_000)
+            self.futures += [self.sessions[1].submit([t], sampling=None) for t in range(3)]
+            self.futures += [self.sessions[1].submit([t]) for t in range(200)]
+            self.futures.append(self.sessions[1].submit([1], deadline=time.monotonic() + 100))
+            self.sessions[2].close()
+        except shmsched.StepError as e:
+            # It died before all was submitted.
+            self.refusals.append(e)
+        try:
+            # Its engine has the most room now, if it still lives.
+            self.others.append(self._client.open_session(timeout=DEADLINE))
+        except shmsched.StepError as e:
+            self.refusals.append(e)
+
+    def check(self) -> None:
+        """Everything has ended, with the errors of the failure table, and what was answered was answered right."""
+        h = self.hashes[1]
+        fed = [*range(3), *range(200), 1]
+        for token, future in zip(fed, self.futures, strict=False):
+            h = advance(h, [token])
+            error = future.exception(0)
+            if error is None:
+                response = future.result()
+                got = response.tokens if response.logits is None else response.logits.data.argmax(axis=1)
+                assert got.tolist() == [answer(h, VOCAB)]
+            else:
+                assert isinstance(error, shmsched.EngineDied | shmsched.SessionLost), error
+        assert isinstance(self.futures[-1].exception(0), shmsched.EngineDied | shmsched.SessionLost)
+        assert all(isinstance(e, shmsched.EngineDied | shmsched.SessionLost) for e in self.refusals), self.refusals
+        assert self.stream is not None
+        assert self.stream.wait_until_ended(0)
+        h = advance(self.hashes[0], [1])
+        with pytest.raises((shmsched.EngineDied, shmsched.SessionLost)):
+            while True:
+                token = self.stream.next(0).token
+                assert token == answer(h, VOCAB)
+                h = advance(h, [token])
+        for session in self.sessions[:2]:
+            assert isinstance(session.ended, shmsched.SessionLost)
+            with pytest.raises(shmsched.SessionLost):
+                session.submit([1])
+
+
+@pytest.mark.parametrize("moment", SERVING_MOMENTS, ids=str)
+def test_an_engine_dies_and_its_own_sessions_only_are_lost(tmp_path: Path, moment: Moment) -> None:
+    with (
+        shmsched.launch(doomed_engine(tmp_path, moment), f"echo?vocab={VOCAB}") as cluster,
+        cluster.client(arena_bytes=3 * ROW) as client,
+    ):
+        (doomed,) = [e for e in cluster.status()["engines"] if e["spec"] != f"echo?vocab={VOCAB}"]
+        victims = Victims(client, doomed["engine"])
+        bystander = Decoding(client, victims.others[0])
+        bystander.go_on(1)
+        victims.load()
+        wait_for_end(doomed["pid"], "the engine to come to the point")
+        died = time.monotonic()
+        assert not wait(victims.futures, WITHIN_S).not_done, "steps of a dead engine did not end"
+        wait_until(lambda: victims.sessions[0].ended and victims.sessions[1].ended, "its sessions to be lost", WITHIN_S)
+        assert time.monotonic() < died + WITHIN_S
+        victims.check()
+        bystander.go_on(10)
+        wait_until(lambda: states(cluster) == ["ready"] * 2, "the engine to be started again")
+        status = cluster.status()
+        assert status["ledger"]["balanced"]
+        assert (status["ledger"]["queued"], status["ledger"]["in_flight"]) == (0, 0)
+        assert [w["restarts"] for w in status["workers"]] == [1, 0]
+        with client.open_session(timeout=DEADLINE) as session:
+            assert session.engine not in (doomed["engine"], victims.others[0].engine), "the new one has the most room"
+            victims.futures.clear()
+            # All rows have come back: those that it may have been writing into, and those that were answered.
+            rows = [session.submit([t], sampling=None) for t in range(3)]
+            for t, row in enumerate(rows):
+                logits = row.result(DEADLINE).logits
+                assert logits is not None
+                assert int(logits.data.argmax()) == answer(advance(0, range(t + 1)), VOCAB)
+
+
+# --- the daemon ---------------------------------------------------------------------------------------------------------
+
+
+class Story(NamedTuple):
+    """How the daemon comes to the point, and what those that survive it are told."""
+
+    go: Callable[[Survivors], None]
+    error: type[shmsched.ShmschedError] = shmsched.SchedulerDied
+    names_left: int = 0
+
+
+class Survivors:
+    """Clients of both kinds that wait for steps, and for a generation, of an engine that takes its time."""
+
+    def __init__(self, socket: Path, daemon: subprocess.Popen[bytes]) -> None:
+        self.socket = socket
+        self.daemon = daemon
+        self.client = shmsched.Client(socket=socket, wait=DEADLINE)
+        wait_until(lambda: len(self.client.models) == 2, "both engines to be ready", DEADLINE)
+        # While the engine runs a batch it opens no session.
+        session = self.client.open_session(model="slow")
+        self.awaited: list[BaseException | object] = []
+        self._waiting = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._wait()), name="asynchronous-survivor")
+        self.thread.start()
+        assert self._waiting.wait(DEADLINE), "the asynchronous client did not come to wait"
+        self.futures = [session.submit([t]) for t in range(2)]
+        with shmsched.Control(socket) as control:
+            status = control.status()
+        assert status["ledger"]["submitted"] == 4, "not everything is under way"
+        self.engines = {e["model"]: e["pid"] for e in status["engines"]}
+
+    async def _wait(self) -> None:
+        async with shmsched.AsyncClient(socket=self.socket) as client:
+            sessions = [await client.open_session(model="slow") for _ in range(2)]
+            stream = await sessions[0].stream([1], further=10)
+            waits = [asyncio.ensure_future(stream.next()), asyncio.ensure_future(sessions[1].submit([1]))]
+            # Both have been sent once the answer to a later question is here.
+            with suppress(shmsched.NoEngine):
+                await client.open_session(model="none", block=False)
+            self._waiting.set()
+            self.awaited += await asyncio.gather(*waits, return_exceptions=True)
+
+    def close(self) -> None:
+        self.client.close()
+        self.thread.join(DEADLINE)
+
+    # --- how the daemon comes to its point ------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        """One more client lives with the quick engine, until it is over."""
+        with (
+            suppress(shmsched.SchedulerDied, shmsched.SchedulerUnreachable),
+            shmsched.Client(socket=self.socket, arena_bytes=1 << 20) as client,
+        ):
+            session = client.open_session(model="quick")
+            session.submit([1]).result(DEADLINE)
+            session.stream([1], further=3).wait_until_ended(DEADLINE)
+            session.submit([1], sampling=None).result(DEADLINE)
+            session.close()
+
+    def kill_engine(self) -> None:
+        os.kill(self.engines["quick"], signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.daemon.terminate()
+
+    def stop_at_once(self) -> None:
+        self.daemon.terminate()
+        with suppress(shmsched.SchedulerDied, shmsched.SchedulerUnreachable), shmsched.Control(self.socket) as control:
+            control.stop()
+            control.wait_closed(DEADLINE)
+
+
+LIVING = Story(Survivors.live)
+DAEMON_MOMENTS = {
+    # Two engines and two clients came before, and the question whether all is under way.
+    Moment(P.DAEMON_ACCEPTED, 6): LIVING,
+    Moment(P.DAEMON_GREETS, 3): LIVING,
+    Moment(P.DAEMON_MADE_SEGMENT, 5): Story(Survivors.live, names_left=1),
+    Moment(P.DAEMON_IN_WELCOME, 3): LIVING,
+    Moment(P.DAEMON_OPENS_SESSION, 4): LIVING,
+    Moment(P.DAEMON_OPENED_SESSION, 4): LIVING,
+    Moment(P.DAEMON_COPIED_TOKENS, 5): LIVING,
+    Moment(P.DAEMON_QUEUED, 5): LIVING,
+    Moment(P.DAEMON_WROTE_BATCH, 2): LIVING,
+    Moment(P.DAEMON_IN_WORK, 2): LIVING,
+    Moment(P.DAEMON_HEARD_DONE): LIVING,
+    Moment(P.DAEMON_SETTLED): LIVING,
+    Moment(P.DAEMON_IN_COMPLETIONS): LIVING,
+    Moment(P.DAEMON_STREAMED, 2): LIVING,
+    Moment(P.DAEMON_MADE_ARENA): LIVING,
+    Moment(P.DAEMON_HEARD_CLOSE): LIVING,
+    Moment(P.DAEMON_LOSES_CLIENT): LIVING,
+    Moment(P.DAEMON_LOSES_ENGINE): Story(Survivors.kill_engine),
+    Moment(P.DAEMON_SPAWNED_ENGINE, 3): Story(Survivors.kill_engine),
+    Moment(P.DAEMON_ATTACHES_ENGINE, 3): Story(Survivors.kill_engine),
+    Moment(P.DAEMON_STOPS): Story(Survivors.stop),
+    Moment(P.DAEMON_LEAVES): Story(Survivors.stop_at_once, shmsched.SchedulerStopped),
+}
+ENGINES = [
+    {"spec": "echo?model=slow&step_us=60000000", "copies": 1},
+    {"spec": f"echo?model=quick&vocab={VOCAB}", "copies": 1},
+]
+
+
+@contextmanager
+def daemon(moment: Moment, socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with armed(moment, "-m", "shmsched.daemon") as process:
+        settings = {"socket": str(socket), "engines": ENGINES, "params": {}}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(settings).encode())
+        process.stdin.close()
+        yield process
+
+
+@pytest.mark.parametrize("moment", DAEMON_MOMENTS, ids=str)
+def test_the_daemon_dies_and_every_future_fails_at_once(tmp_path: Path, moment: Moment) -> None:
+    story = DAEMON_MOMENTS[moment]
+    names = shm_names()
+    with ExitStack() as stack:
+        process = stack.enter_context(daemon(moment, tmp_path / "s"))
+        survivors = Survivors(tmp_path / "s", process)
+        stack.callback(survivors.close)
+        story.go(survivors)
+        assert process.wait(DEADLINE) == -signal.SIGKILL
+        died = time.monotonic()
+        assert not wait(survivors.futures, WITHIN_S).not_done, "futures of a dead daemon did not end"
+        survivors.thread.join(WITHIN_S)
+        assert time.monotonic() < died + WITHIN_S
+        errors = [*(f.exception(0) for f in survivors.futures), *survivors.awaited]
+        assert [type(e) for e in errors] == [story.error] * 4, errors
+        with pytest.raises(story.error):
+            survivors.client.open_session()
+        for pid in survivors.engines.values():
+            wait_until(lambda pid=pid: not runs(pid), "its engines to end", WITHIN_S)
+        assert len(shm_names() - names) == story.names_left
+    # Its socket and what it left in /dev/shm are in nobody's way.
+    settings = Moment(P.DAEMON_ACCEPTED, 1000)
+    if story.names_left:
+        with daemon(settings, tmp_path / "s") as process:
+            shmsched.Client(socket=tmp_path / "s", wait=DEADLINE).close()
+            assert shm_names() == names
+            process.terminate()
+            assert process.wait(DEADLINE) == 0
