@@ -136,7 +136,7 @@ class AsyncClient(ClientCore):
     ) -> AsyncSession:
         self._check_usable()
         answer: asyncio.Future[AsyncSession] = self._loop.create_future()
-        number = self._ask_for_session(answer, model, options, seed, block)
+        number = self._ask_for_session(answer, model, options, seed, block, timeout)
         return await self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
 
     async def _opened(
@@ -147,7 +147,7 @@ class AsyncClient(ClientCore):
                 return await answer
         except TimeoutError:
             self._give_up_opening(number)
-            raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
+            raise self._no_slot(what, timeout or 0.0) from None
         except asyncio.CancelledError:
             if self._channel.dead is None:
                 self._give_up_opening(number)

@@ -85,7 +85,7 @@ class Client(ClientCore):
         self._check_usable()
         self._receiver.refuse_in_callback("open a session")
         answer: Future[Session] = Future()
-        number = self._ask_for_session(answer, model, options, seed, block)
+        number = self._ask_for_session(answer, model, options, seed, block, timeout)
         return self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
 
     def _opened(self, answer: Future[Session], number: int, what: str, timeout: float | None) -> Session:
@@ -99,7 +99,7 @@ class Client(ClientCore):
             if not asked:
                 # Refused in this very moment, with a better reason than that time is up.
                 return answer.result(HANDSHAKE_S)
-            raise Full(f"no session slot of {what} became free within {timeout:g} s") from None
+            raise self._no_slot(what, timeout or 0.0) from None
 
     def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
         length = self._fork_length(parent, upto)

@@ -18,7 +18,7 @@ from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
 from shmsched.client.submission import Submission
-from shmsched.errors import ClientClosed, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
+from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
 from shmsched.memory.layouts import LOGIT
 from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire import frames
@@ -114,17 +114,27 @@ class ClientCore:
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
-    def _ask_for_session(self, answer: Answer, model: str | None, options: bytes, seed: int | None, block: bool) -> int:
+    def _ask_for_session(
+        self, answer: Answer, model: str | None, options: bytes, seed: int | None, block: bool, timeout: float | None
+    ) -> int:
         """Ask for a session; the answer comes to ``answer``. Returns its number."""
         self._check_usable()
         if not isinstance(options, bytes) or len(options) > frames.MAX_OPTIONS:
             raise InvalidRequest(
                 f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
             )
+        how = frames.Block.NO
+        if block:
+            how = frames.Block.WHILE_ENGINES_COME if timeout is None else frames.Block.UNTIL_GIVEN_UP
         return self._open(
             Opening(answer, _seed(seed), options),
-            lambda number: frames.OpenSession(number, block, model or "", options),
+            lambda number: frames.OpenSession(number, how, model or "", options),
         )
+
+    def _no_slot(self, what: str, timeout: float) -> Full:
+        """That nobody opened a session in time."""
+        nobody = "" if self._state.models else "; no engine is up, and `shmsched status` says why"
+        return Full(f"no session slot of {what} became free within {timeout:g} s{nobody}")
 
     def _ask_for_fork(self, answer: Answer, parent: SessionCore, length: int, seed: int | None) -> int:
         opening = Opening(answer, _seed(seed), parent.options)

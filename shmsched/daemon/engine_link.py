@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
 RECENT_BATCHES = 256
+WARNING_SHARE = 0.5
+"""Of the step time-out: after that much of it a silent engine is named in the log."""
 
 
 class EngineState(Enum):
@@ -203,6 +205,11 @@ class EngineLink:
         asked = self.batch.started if self.batch is not None else min(self._openings.values())
         return max(asked, self.heard_at)
 
+    @property
+    def opening(self) -> list[Session]:
+        """The sessions whose opening the engine has not answered."""
+        return [self.sessions[slot] for slot in self._openings if slot in self.sessions]
+
     def watch(self, daemon: Daemon) -> None:
         """Have a timer for what the engine owes. One for all, set again when it fires: one for each would pile up."""
         if self._watchdog is None:
@@ -213,11 +220,15 @@ class EngineLink:
         since = self.silent_since
         if since is None:
             return
-        due = since + daemon.config.step_timeout_s
-        if due <= time.monotonic():
+        limit, now = daemon.config.step_timeout_s, time.monotonic()
+        if since + limit <= now:
             daemon.engines.hangs(self)
-        else:
-            self._watchdog = daemon.loop.call_at(due, lambda: self._look(daemon))
+            return
+        due = since + limit * WARNING_SHARE
+        if due <= now:
+            daemon.engines.is_silent(self, since)
+            due = since + limit
+        self._watchdog = daemon.loop.call_at(due, lambda: self._look(daemon))
 
     def done(self, message: frames.Done, daemon: Daemon) -> None:
         """Settle a batch by its results. An answer for another batch than the one in flight is counted and ignored."""

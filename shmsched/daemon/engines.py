@@ -21,6 +21,9 @@ from shmsched.wire import frames
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
+MOST_NAMED = 8
+"""Sessions that a line of the log names."""
+
 
 class Engines:
     """All engines by number: one incarnation each."""
@@ -41,11 +44,8 @@ class Engines:
     def offered(self, connection: Connection, offer: frames.Offer) -> EngineLink:
         """An engine has connected and said what it serves. Raises ProtocolError if it does not fit its model's others."""
         for other in self.links.values():
-            if other.offer.model == offer.model and other.offer.vocab_size != offer.vocab_size:
-                raise ProtocolError(
-                    f"engine {offer.spec} serves model {offer.model!r} with a vocabulary of {offer.vocab_size}; engine"
-                    f" {other.offer.spec} serves it with {other.offer.vocab_size}. Give one of them another model name"
-                )
+            if other.offer.model == offer.model:
+                _check_interchangeable(offer, other.offer)
         _check(offer)
         config = self._daemon.config
         limits = config.params.within(
@@ -112,6 +112,15 @@ class Engines:
         elif link.pidfd >= 0:
             signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
 
+    def is_silent(self, link: EngineLink, since: float) -> None:
+        """It has owed an answer for a good part of the step time-out: whoever waits may read in the log for whom."""
+        link.read()
+        if link.silent_since == since:
+            self._daemon.log(
+                f"engine {link.offer.spec} (pid {link.peer.pid}) has been silent for {time.monotonic() - since:.3g} s;"
+                f" it has not {_owed(link)}; {_waiting(link)}. After {self._daemon.config.step_timeout_s:g} s it is killed"
+            )
+
     def hangs(self, link: EngineLink) -> None:
         """It has owed an answer for the whole step time-out. Its steps fail now; its rows return once it is dead."""
         link.read()
@@ -120,11 +129,10 @@ class Engines:
         if since is None or time.monotonic() < since + limit:
             link.watch(self._daemon)
             return
-        owed = "opened a session"
-        if link.batch is not None:
-            owed = f"finished batch {link.batch.number} of {len(link.batch.steps)} steps"
-        message = f"engine {link.offer.spec} (pid {link.peer.pid}) has not {owed} within {limit:g} s; it is killed"
-        self._daemon.log(message)
+        message = (
+            f"engine {link.offer.spec} (pid {link.peer.pid}) has not {_owed(link)} within {limit:g} s; it is killed"
+        )
+        self._daemon.log(f"{message}; {_waiting(link)}")
         link.abandon(ErrorCode.ENGINE_TIMEOUT, message, self._daemon)
         self._changed()
         # The end of its process does the rest.
@@ -188,6 +196,35 @@ def _pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except OSError as e:
         raise ProtocolError(f"cannot watch the engine's process {pid}: {e.strerror}") from e
+
+
+def _owed(link: EngineLink) -> str:
+    """What the engine should have done by now."""
+    if link.batch is None:
+        return "opened a session"
+    return f"finished batch {link.batch.number} of {len(link.batch.steps)} steps"
+
+
+def _waiting(link: EngineLink) -> str:
+    """The sessions that an engine keeps waiting, by the daemon's numbers, as in ``status``; a few of many."""
+    sessions = link.opening if link.batch is None else [step.session for step in link.batch.steps]
+    named = [f"{session.number} (client pid {session.client.peer.pid})" for session in dict.fromkeys(sessions)]
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"waiting: {', '.join(f'session {name}' for name in named[:MOST_NAMED]) or 'nobody any more'}{more}"
+
+
+def _check_interchangeable(offer: frames.Offer, other: frames.Offer) -> None:
+    """Clients are told one vocabulary, one tokenizer and one set of stop tokens of a model. Raises ProtocolError."""
+    for what, mine, theirs in (
+        ("a vocabulary of", offer.vocab_size, other.vocab_size),
+        ("the tokenizer", offer.tokenizer or "none", other.tokenizer or "none"),
+        ("the stop tokens", sorted(offer.stop_tokens), sorted(other.stop_tokens)),
+    ):
+        if mine != theirs:
+            raise ProtocolError(
+                f"engine {offer.spec} serves model {offer.model!r} with {what} {mine}; engine {other.spec} serves it with"
+                f" {theirs}. Give one of them another model name"
+            )
 
 
 def _check(offer: frames.Offer) -> None:

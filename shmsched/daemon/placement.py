@@ -26,10 +26,17 @@ class Placement:
     Engines of one model are interchangeable for a new session. Once open, a session stays with its engine.
     """
 
-    def __init__(self, engines: Callable[[], Iterable[EngineLink]], expected: Callable[[], Collection[str]]) -> None:
-        """``engines``: those attached. ``expected``: the models of those being started, empty where it is not known yet."""
+    def __init__(
+        self,
+        engines: Callable[[], Iterable[EngineLink]],
+        expected: Callable[[], Collection[str]],
+        down: Callable[[], Iterable[tuple[str, str]]],
+    ) -> None:
+        """``engines``: those attached. ``expected``: the models of those being started, empty where it is not known yet.
+        ``down``: models, likewise, and what became of their engines that will not be started again."""
         self._engines = engines
         self._expected = expected
+        self._down = down
         self._waiting: dict[str, OrderedDict[int, Session]] = defaultdict(OrderedDict)
         """By the model asked for, empty where any will do, and there in order of arrival."""
 
@@ -50,7 +57,8 @@ class Placement:
     def serve_waiting(self) -> tuple[list[Session], list[tuple[Session, NoPlace]]]:
         """Open what can be opened now, in order of arrival, whatever model was asked for.
 
-        Returns those opened, and those that need not wait any longer because no engine is left to come.
+        Returns those opened, and those that do not wait any longer because no engine is left to come. Whoever waits up to a
+        time of its own goes on waiting: somebody may attach an engine by then.
         """
         opened: list[Session] = []
         hopeless: list[tuple[Session, NoPlace]] = []
@@ -62,7 +70,11 @@ class Placement:
             try:
                 engine = self._choose(queue[number])
             except NoPlace as e:
-                hopeless.append((queue.pop(number), e))
+                # True of everybody in the queue, who all ask for the same.
+                leaving = [s for s in queue.values() if e.code is not ErrorCode.NO_ENGINE or not s.patient]
+                hopeless += [(queue.pop(s.number), e) for s in leaving]
+                if queue:
+                    continue
             else:
                 if engine is None:
                     # Nobody behind it in its queue finds a slot either.
@@ -100,16 +112,19 @@ class Placement:
             )
         able = [e for e in alive if session.model in ("", e.offer.model)]
         if not able and not any(name in ("", session.model) or not session.model for name in expected):
-            raise NoPlace(
-                ErrorCode.NO_ENGINE,
-                f"no engine serves {self._label(session.model)}; models served: {', '.join(sorted(names)) or 'none'}."
-                " `shmsched status` says what became of its engines; `shmsched engine` attaches one",
-            )
+            raise NoPlace(ErrorCode.NO_ENGINE, self._none(session.model, names))
         free = [e for e in able if e.has_slot]
         return min(free, key=lambda e: (len(e.sessions), len(e.queues)), default=None)
 
     def _label(self, model: str) -> str:
         return f"model {model!r}" if model else "this daemon"
+
+    def _none(self, model: str, names: Collection[str]) -> str:
+        """Why there is no engine, and none to come."""
+        reasons = dict.fromkeys(why for of, why in self._down() if not model or of in ("", model))
+        said = ". ".join(reasons) or "`shmsched status` says what became of its engines"
+        served = ", ".join(sorted(names)) or "none"
+        return f"no engine serves {self._label(model)}; models served: {served}. {said}. `shmsched engine` attaches another one"
 
     def _full(self, model: str) -> str:
         """Why there is no slot now."""

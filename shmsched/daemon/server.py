@@ -59,7 +59,9 @@ class Daemon:
         self.settling = Settling()
         self.deadlines = Deadlines(self.loop, self._deadline_passed)
         self.supervisor = Supervisor(config, self.loop, lambda worker: self.engines.worker_died(worker), self.log)
-        self.placement = Placement(lambda: self.engines.links.values(), lambda: self.supervisor.coming)
+        self.placement = Placement(
+            lambda: self.engines.links.values(), lambda: self.supervisor.coming, lambda: self.supervisor.down
+        )
         self.sessions = Sessions(self.settling, self.placement, self.next_number, self.touched_engines.add)
         self.clients = Clients(
             config, self.loop, self.sessions, lambda: self.engines.links.values(), self.touched_clients.add

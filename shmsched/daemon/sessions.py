@@ -40,6 +40,7 @@ class Sessions:
         if len(message.options) > frames.MAX_OPTIONS:
             raise ProtocolError(f"options of {len(message.options)} bytes; at most {frames.MAX_OPTIONS} are allowed")
         session = Session(self._next_number(), link, message.session, message.model, message.options)
+        session.patient = message.block == frames.Block.UNTIL_GIVEN_UP
         link.sessions[message.session] = session
         link.option_bytes += len(message.options)
         self.open += 1

@@ -26,7 +26,7 @@ class Session:
     """One sequence's state in one engine. ``number`` is the daemon's; ``client_id`` is the client's own and only echoed."""
 
     __slots__ = (
-        "client", "client_id", "engine", "model", "next_position", "number", "options", "outstanding", "slot", "state",
+        "client", "client_id", "engine", "model", "next_position", "number", "options", "outstanding", "patient", "slot", "state",
     )  # fmt: skip
 
     def __init__(self, number: int, client: ClientLink, client_id: int, model: str, options: bytes) -> None:
@@ -36,6 +36,8 @@ class Session:
         self.model = model
         self.options = options
         self.state = SessionState.WAITING
+        self.patient = False
+        """While it waits for a slot, it does so until its client gives up, even where no engine is left."""
         self.engine: EngineLink | None = None
         self.slot = -1
         self.next_position = 0

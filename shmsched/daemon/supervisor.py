@@ -92,6 +92,15 @@ class Supervisor:
         """The models of workers whose engine is not attached but may be soon; empty where it was never known."""
         return [w.model for w in self.workers if w.state in (WorkerState.STARTING, WorkerState.WAITING) or w.is_dying]
 
+    @property
+    def down(self) -> list[tuple[str, str]]:
+        """Of workers that are not started again: the model, empty where it was never known, and what became of the engine."""
+        return [
+            (w.model, f"engine {w.spec} is down: {w.reason or w.last_exit}")
+            for w in self.workers
+            if w.state is WorkerState.GIVEN_UP
+        ]
+
     def worker_of(self, pid: int) -> Worker | None:
         return next((w for w in self.workers if w.process is not None and w.process.pid == pid), None)
 
@@ -198,10 +207,8 @@ class Supervisor:
             self._log(f"engine {worker.spec} did not start: {worker.reason or worker.last_exit}")
         elif worker.failures >= MOST_FAILURES:
             worker.state = WorkerState.GIVEN_UP
-            self._log(
-                f"engine {worker.spec} died {worker.failures} times without completing a batch ({worker.last_exit});"
-                " it is not started again"
-            )
+            worker.reason = f"it died {worker.failures} times without completing a batch ({worker.last_exit}); it is not started again"
+            self._log(f"engine {worker.spec}: {worker.reason}")
         else:
             worker.state = WorkerState.WAITING
             worker.restarts += 1

@@ -113,9 +113,19 @@ MAX_OPTIONS = 65536
 """Bytes that a session may pass to its engine."""
 
 
+class Block(IntEnum):
+    """Whether to wait for a free slot."""
+
+    NO = 0
+    WHILE_ENGINES_COME = 1
+    """As long as an engine is there, or being started."""
+    UNTIL_GIVEN_UP = 2
+    """Until the client closes the session again: it has a time-out, and an engine may be attached by then."""
+
+
 @frame(32)
 class OpenSession(NamedTuple):
-    """``model`` may be empty where there is one only. ``block``: wait for a free slot."""
+    """``model`` may be empty where there is one only. ``block`` is a Block."""
 
     session: U64
     block: U8

@@ -22,6 +22,7 @@ import pytest
 import shmsched
 from shmsched.client.futures import WaitingStream
 from shmsched.death_points import VARIABLE, DeathPoint
+from shmsched.memory.layouts import GUARD
 from shmsched.workers.echo import advance, answer
 
 from faults import lives
@@ -30,8 +31,8 @@ from processes.leftovers import shm_names, wait_until
 
 WITHIN_S = 1.0
 """After a death, until whoever survives has heard of it."""
-ROW = -(-4 * VOCAB // 64) * 64
-"""Bytes of a row of logits in the arena."""
+ROW = -(-4 * VOCAB // 64) * 64 + 2 * GUARD
+"""Bytes that a row of logits takes in the arena."""
 P = DeathPoint
 
 

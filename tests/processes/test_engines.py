@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -245,14 +246,38 @@ def test_a_hanging_engine_is_killed_at_the_step_timeout_and_started_again() -> N
         assert cluster.status()["ledger"]["balanced"]
 
 
-def test_an_engine_that_dies_again_and_again_is_given_up_with_a_reason() -> None:
-    with shmsched.launch(MOODY) as cluster, cluster.client() as client:
-        for _ in range(5):
+def test_an_engine_that_dies_again_and_again_is_given_up_and_everybody_is_told_why() -> None:
+    """New sessions are refused at once, and so are those that wait without end; who has a time-out waits for it."""
+    why = (
+        r"engine .*Moody\?model=a&max_sessions=1 is down: it died 5 times without completing a batch \(exit status 9\)"
+    )
+    with (
+        shmsched.launch(f"{MOODY}?model=a&max_sessions=1", "echo?model=b") as cluster,
+        cluster.client() as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for _ in range(4):
             with pytest.raises((shmsched.EngineDied, shmsched.SessionLost)):
-                client.open_session(timeout=DEADLINE).submit([moods.DIE]).result(DEADLINE)
-        wait_until(lambda: cluster.status()["workers"][0]["state"] == "given up", "the engine to be given up")
-        with pytest.raises(shmsched.NoEngine):
-            client.open_session()
+                client.open_session(model="a", timeout=DEADLINE).submit([moods.DIE]).result(DEADLINE)
+        last = client.open_session(model="a", timeout=DEADLINE)
+        endless = pool.submit(client.open_session, model="a")
+        patient = pool.submit(client.open_session, model="a", timeout=DEADLINE)
+        wait_until(lambda: cluster.status()["waiting_sessions"] == 2, "two sessions to wait")
+        last.submit([moods.DIE])
+        with pytest.raises(shmsched.NoEngine, match=why):
+            endless.result(DEADLINE)
+        (worker,) = [w for w in cluster.status()["workers"] if w["state"] == "given up"]
+        assert "died 5 times" in worker["reason"]
+        for timeout in (None, DEADLINE):
+            with pytest.raises(shmsched.NoEngine, match=why):
+                client.open_session(model="a", timeout=timeout)
+        with client.open_session(model="b") as other:
+            assert other.submit([1]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1]), 32000)]
+        assert not patient.done()
+        command = [sys.executable, "-m", "shmsched.engine", "echo?model=a", "--socket", str(cluster.socket)]
+        with subprocess.Popen(command) as attached:
+            patient.result(DEADLINE).close()
+            attached.kill()
 
 
 def test_an_engine_that_takes_too_long_to_start_is_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
