@@ -44,6 +44,7 @@ from shmsched.errors import (
     StepCancelled,
     StepError,
     StepFailed,
+    SystemLimit,
     Unsupported,
     UsedAfterFork,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "StepError",
     "StepFailed",
     "StepFuture",
+    "SystemLimit",
     "Unsupported",
     "UsedAfterFork",
     "launch",

@@ -92,6 +92,10 @@ class SharedMemoryError(ShmschedError):
     """Shared memory could not be made or mapped: /dev/shm is too small, or the limit on its total is reached."""
 
 
+class SystemLimit(ShmschedError):
+    """The system allows this process too little of something: descriptors."""
+
+
 class DaemonRunning(ShmschedError):
     """Another daemon has the socket."""
 

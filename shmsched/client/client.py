@@ -56,13 +56,13 @@ class Client(ClientCore):
         link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
             state = _shake_hands(link, path)
+            self._receiver = Receiver(link, state, self._make_session)
         except BaseException:
             link.close()
             raise
         self._greeted(link, state)
         self._room = threading.Condition(self._channel.lock)
         self._channel.room_came = self._room.notify_all
-        self._receiver = Receiver(link, state, self._make_session)
         self._receiver.start()
 
     # --- sessions -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
-from shmsched.errors import ClientClosed, Full, ShmschedError
+from shmsched.errors import ClientClosed, Full, ShmschedError, SystemLimit
 from shmsched.wire.link import Link
 
 PARK_S = 0.005
@@ -51,7 +51,12 @@ class Receiver(threading.Thread):
         self._poll = select.poll()
         """The callers' own: a poll object is for one thread at a time."""
         self._poll.register(link.fileno(), select.POLLIN)
-        self._poked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._poked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as e:
+            raise SystemLimit(
+                f"no descriptor is left for a client: {e.strerror}. Close some, or raise the limit (`ulimit -n`)"
+            ) from e
         self._poll.register(self._poked, select.POLLIN)
         self._answers = 0
         """How many futures the caller that read last has settled and not submitted anew for."""

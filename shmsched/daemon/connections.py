@@ -63,6 +63,7 @@ class Connections:
         self._pending: set[Connection] = set()
         self._silent: dict[Connection, None] = {}
         """Those that have not said hello yet, the oldest first."""
+        self._told_of_pause = False
         loop.watch(listener.sock.fileno(), READ, self._accept)
 
     def __len__(self) -> int:
@@ -139,6 +140,7 @@ class Connections:
                 return
             if sock is None:
                 return
+            self._told_of_pause = False
             peer = Peer(sock)
             connection = Connection(peer)
             peer.on_pending = lambda c=connection: self._pending.add(c)  # type: ignore[misc]
@@ -161,7 +163,14 @@ class Connections:
 
     def _pause_accepting(self, cause: OSError) -> None:
         """No descriptors are left: what waits in the backlog would wake the loop again and again to no avail."""
-        print(f"shmsched: cannot accept connections for now: {cause.strerror}", file=sys.stderr, flush=True)
+        if not self._told_of_pause:
+            self._told_of_pause = True
+            print(
+                f"shmsched: cannot accept connections for now: {cause.strerror}; {len(self._all)} are open. `ulimit -n` says how"
+                " many descriptors there may be",
+                file=sys.stderr,
+                flush=True,
+            )
         fd = self._listener.sock.fileno()
         self._loop.unwatch(fd)
         self._loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._loop.watch(fd, READ, self._accept))

@@ -25,13 +25,15 @@ from shmsched.daemon.settling import Settling
 from shmsched.daemon.signals import Signals, end_with
 from shmsched.daemon.state import Step
 from shmsched.daemon.supervisor import Supervisor, WorkerState
-from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped
+from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped, SystemLimit
 from shmsched.memory.segment import sweep
 from shmsched.wire import frames
 from shmsched.wire.listener import Listener
 
 ENGINE_GRACE_S = 5.0
 """How long engines may take to end once their connections have."""
+LEAST_DESCRIPTORS = 64
+"""Of its own the daemon has a dozen; a client or an engine takes three or four."""
 FLUSH_GRACE_S = 1.0
 """How long clients may take to read the last word."""
 
@@ -40,6 +42,7 @@ class Daemon:
     """One thread, one event loop, and everybody who is connected to it."""
 
     def __init__(self, config: DaemonConfig) -> None:
+        _allow_descriptors()
         self.config = config
         self.started = time.monotonic()
         self.stopping = False
@@ -73,7 +76,6 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status."""
-        _allow_descriptors()
         Signals(self.loop, lambda: self.stop(self.config.drain_timeout_s))
         if self.config.launcher_pid:
             end_with(self.config.launcher_pid, self.loop, self.end)
@@ -90,7 +92,8 @@ class Daemon:
         return self._exit_status
 
     def log(self, message: str) -> None:
-        print(f"shmsched: {message}", file=sys.stderr, flush=True)
+        """One line, whatever an engine has to say."""
+        print(f"shmsched: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
     def next_number(self) -> int:
         """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
@@ -233,4 +236,9 @@ class Daemon:
 def _allow_descriptors() -> None:
     """As many as the system allows: a client takes a socket, a pidfd and, with Python's mmap, one for each mapping."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < LEAST_DESCRIPTORS:
+        raise SystemLimit(
+            f"at most {most} descriptors are allowed in this process; the daemon needs {LEAST_DESCRIPTORS}, and three or four"
+            " more for each client. Raise the limit (`ulimit -n`)"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, ShmschedError
+from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, ShmschedError, SystemLimit
 from shmsched.wire.codec import pack, unpack
 from shmsched.wire.credentials import credentials, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
@@ -49,6 +49,8 @@ class Link:
         self.on_outbound: Callable[[], None] | None = None
         """If set, ``send`` leaves everything to ``flush`` and calls this when there is something to flush."""
         self._descriptors: list[int] = []
+        self._lost_descriptors = False
+        """The kernel had to drop some that came."""
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._closed = False
@@ -197,7 +199,7 @@ class Link:
 
     def _receive(self, flags: int) -> list[Any] | None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(READ_SIZE, _ANCILLARY, flags)
+            data, ancillary, came, _ = self._sock.recvmsg(READ_SIZE, _ANCILLARY, flags)
         except (InterruptedError, BlockingIOError):
             return []
         except OSError:
@@ -207,6 +209,7 @@ class Link:
                 fds = array.array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
                 self._descriptors.extend(fds)
+        self._lost_descriptors |= bool(came & socket.MSG_CTRUNC)
         if len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ProtocolError(f"{len(self._descriptors)} descriptors came that no frame asked for")
         if not data:
@@ -215,6 +218,10 @@ class Link:
 
     def descriptor(self) -> int:
         """The descriptor that rode on the frame at hand. The caller owns it now. Raises ProtocolError if there is none."""
+        if not self._descriptors and self._lost_descriptors:
+            raise SystemLimit(
+                "no descriptor was left for the shared memory that the scheduler sent. Close some, or raise the limit (`ulimit -n`)"
+            )
         if not self._descriptors:
             raise ProtocolError("a frame came without the descriptor that belongs to it")
         return self._descriptors.pop(0)
@@ -248,6 +255,11 @@ class Link:
 
 
 def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:
+    if cause.errno in (errno.EMFILE, errno.ENFILE):
+        return SystemLimit(
+            f"no descriptor is left for a connection to the daemon at {os.fspath(path)}: {cause.strerror}."
+            " Close some, or raise the limit (`ulimit -n`)"
+        )
     if cause.errno == errno.ENOENT and not Path(path).exists():
         return SchedulerUnreachable(
             f"no daemon at {os.fspath(path)}: there is no such socket. Start one with `shmsched up`"

@@ -57,8 +57,9 @@ class Peer:
         try:
             self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
         except OSError as e:
-            # Without its descriptor the frame means nothing: this connection ends at its next flush, and no other.
-            self._broken = e
+            # Without its descriptor the frame means nothing: this connection ends at its next flush, and no other. Not the
+            # error itself: its traceback would keep what the callers hold, a client's memory among it.
+            self._broken = OSError(e.errno, e.strerror)
         self.outbound_bytes += len(data)
         # Past its bound no writable socket may ever come: the next flush has to see it.
         if was_empty or self.overfull or self._broken is not None:
