@@ -15,7 +15,7 @@ from shmsched.daemon.loop import READ
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.supervisor import Supervisor, Worker
 from shmsched.engine.contract import EngineInfo
-from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError
+from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -42,7 +42,19 @@ class Engines:
         self._clients = clients
 
     def offered(self, connection: Connection, offer: frames.Offer) -> EngineLink:
-        """An engine has connected and said what it serves. Raises ProtocolError if it does not fit its model's others."""
+        """An engine has connected and said what it serves.
+
+        Raises ProtocolError if it does not fit its model's others, SharedMemoryError with the sizes if there is no room for it.
+        """
+        try:
+            return self._attach(connection, offer)
+        except ShmschedError as e:
+            worker = self._supervisor.worker_of(connection.peer.pid)
+            if worker is not None:
+                worker.reason = str(e)
+            raise
+
+    def _attach(self, connection: Connection, offer: frames.Offer) -> EngineLink:
         for other in self.links.values():
             if other.offer.model == offer.model:
                 _check_interchangeable(offer, other.offer)
@@ -148,7 +160,7 @@ class Engines:
         if link.state is not EngineState.DEAD:
             holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
             message = f"engine {link.offer.spec} (pid {link.peer.pid}) ended{holding}: {why}"
-            if not ending:
+            if not ending and not self._said_why(link):
                 self._daemon.log(message)
             link.abandon(ErrorCode.SCHEDULER_STOPPED if ending else ErrorCode.ENGINE_DIED, message, self._daemon)
         del self.links[link.number]
@@ -162,6 +174,11 @@ class Engines:
             link.buried()
         self._unwatch_process(link)
         self._changed()
+
+    def _said_why(self, link: EngineLink) -> bool:
+        """It did not start, and has told us the reason."""
+        worker = self._supervisor.worker_of(link.peer.pid)
+        return link.state is EngineState.STARTING and worker is not None and bool(worker.reason)
 
     def worker_died(self, worker: Worker) -> None:
         """The process is reaped: nothing of it writes anywhere any more."""

@@ -11,7 +11,7 @@ import sys
 from shmsched.engine.contract import Engine
 from shmsched.engine.host import serve
 from shmsched.engine.spec import EngineSpec
-from shmsched.errors import SchedulerDied, ShmschedError
+from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
 from shmsched.wire.frames import Role, StartFailed
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
@@ -37,7 +37,10 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
     except KeyboardInterrupt:
         return 130
     except ShmschedError as e:
-        print(f"shmsched engine {spec} (pid {os.getpid()}): {e}", file=sys.stderr)
+        if parent and isinstance(e, EngineStartError):
+            # The daemon that spawned it was told, and says so: once is enough.
+            return 1
+        print(f"shmsched engine {spec} (pid {os.getpid()}): {' '.join(str(e).split())}", file=sys.stderr, flush=True)
         return 1
     return 0
 
@@ -52,9 +55,11 @@ def _construct(spec: str, socket: str | None) -> Engine:
             link = Link.connect(socket or default_socket(), Role.ENGINE)
             link.send(StartFailed(message))
             link.close()
-        except ShmschedError:
-            # Nobody to tell; the reason is on its way to standard error.
-            pass
+        except ShmschedError as nobody:
+            raise SchedulerUnreachable(f"{message} ({nobody})") from e
+        if isinstance(e, ShmschedError | OSError | ImportError):
+            # A file or a package that is not there is no fault of the engine's code, whose trace would say nothing more.
+            raise EngineStartError(message) from e
         raise
 
 

@@ -39,8 +39,8 @@ Floats = npt.NDArray[np.float32]
 def serve(engine: Engine, socket: str | os.PathLike[str] | None = None, *, spec: str = "", wait: float = 0.0) -> None:
     """Attach ``engine`` to the daemon on ``socket`` and run it until the daemon ends. Blocks.
 
-    ``wait``: seconds to keep trying while the daemon is still starting. Raises SchedulerUnreachable, EngineStartError, or
-    ProtocolError if the daemon refuses the engine.
+    ``wait``: seconds to keep trying while the daemon is still starting. Raises SchedulerUnreachable, or EngineStartError if
+    the engine does not start or the daemon refuses it.
     """
     if not isinstance(getattr(engine, "info", None), EngineInfo):
         raise EngineSpecError(f"engine {type(engine).__name__} has no self.info; its __init__ sets it to an EngineInfo")
@@ -124,7 +124,7 @@ class EngineHost:
         while (arrived := self._link.receive()) is not None:
             for message in arrived:
                 if isinstance(message, frames.Refused):
-                    raise error_of(message.code, message.message)
+                    raise EngineStartError(message.message) from error_of(message.code, message.message)
                 if isinstance(message, frames.Attached):
                     limits = Limits(message.max_decode_sequences, message.max_prefill_chunk_size)
                     layout = BatchSlotLayout(limits.max_batch_size)

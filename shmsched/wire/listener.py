@@ -30,7 +30,9 @@ def default_socket() -> Path:
 def check_path_length(path: str) -> None:
     n = len(os.fsencode(path))
     if n > MAX_PATH_BYTES:
-        raise SocketPathError(f"the socket's path has {n} bytes; a Unix socket takes at most {MAX_PATH_BYTES}: {path}")
+        raise SocketPathError(
+            f"the socket's path has {n} bytes; a Unix socket takes at most {MAX_PATH_BYTES}: {path}. Choose a shorter one"
+        )
 
 
 class Listener:
@@ -93,14 +95,16 @@ def _check_directory(directory: Path) -> None:
             directory.mkdir(mode=0o700, exist_ok=True)
         info = directory.stat()
     except OSError as e:
-        raise SocketPathError(f"the socket's directory {directory} cannot be used: {e.strerror}") from e
+        raise SocketPathError(
+            f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another"
+        ) from e
     if not stat.S_ISDIR(info.st_mode):
-        raise SocketPathError(f"the socket's directory {directory} is not a directory")
+        raise SocketPathError(f"the socket's directory {directory} is not a directory; choose another")
     # What is sticky is safe from everybody but its owner.
     sticky = bool(info.st_mode & stat.S_ISVTX)
     if info.st_uid != os.geteuid() and not (sticky and info.st_uid == 0):
         raise SocketPathError(
-            f"the socket's directory {directory} belongs to user {info.st_uid}, not to {os.geteuid()}"
+            f"the socket's directory {directory} belongs to user {info.st_uid}, not to {os.geteuid()}; choose one of yours"
         )
     if info.st_mode & 0o022 and not sticky:
         raise SocketPathError(
