@@ -32,6 +32,8 @@ from shmsched.wire.listener import Listener
 
 ENGINE_GRACE_S = 5.0
 """How long engines may take to end once their connections have."""
+HURRIED_GRACE_S = 0.5
+"""The same once somebody has asked a second time."""
 LEAST_DESCRIPTORS = 64
 """Of its own the daemon has a dozen; a client or an engine takes three or four."""
 FLUSH_GRACE_S = 1.0
@@ -200,6 +202,7 @@ class Daemon:
         """Take no new sessions, end when the open ones have closed or after ``drain_s``. A second time: end at once."""
         if self.stopping:
             self.end()
+            self.supervisor.hurry(HURRIED_GRACE_S)
             return
         self.stopping = True
         if self.sessions.open and not self.config.launcher_pid:

@@ -130,8 +130,12 @@ class Supervisor:
         for worker in self.workers:
             if worker.process is None:
                 worker.state = WorkerState.ENDED
-        self._loop.call_at(time.monotonic() + grace_s, self._kill_all)
+        self.hurry(grace_s)
         self._check_ended()
+
+    def hurry(self, grace_s: float) -> None:
+        """Kill what still runs after ``grace_s``."""
+        self._loop.call_at(time.monotonic() + grace_s, self._kill_all)
 
     def _kill_all(self) -> None:
         for worker in self.workers:

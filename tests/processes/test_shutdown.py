@@ -145,13 +145,17 @@ def test_a_generation_that_ends_in_time_is_drained_and_the_daemon_ends_with_its_
     assert cluster._process.wait(AT_ONCE_S) == 0
 
 
-def test_a_stopping_daemon_whose_engine_hangs_still_ends(cluster: shmsched.Cluster) -> None:
-    """The engine gets some seconds to end by itself; a stopped process never does, and is killed."""
-    client = cluster.client()
-    future = client.open_session().submit([1])
-    engine = cluster.status()["engines"][0]["pid"]
-    os.kill(engine, signal.SIGSTOP)
-    with shmsched.Control(cluster.socket) as control:
-        control.stop(drain_s=0.2)
-    assert isinstance(future.exception(DEADLINE), shmsched.SchedulerStopped | None)
-    assert cluster._process.wait(DEADLINE) == 0
+@pytest.mark.parametrize("open_sessions", [True, False])
+def test_a_second_signal_does_not_wait_for_an_engine_in_the_middle_of_a_step(open_sessions: bool) -> None:
+    with shmsched.launch("echo?step_us=60000000") as cluster, cluster.client() as client:
+        session = client.open_session()
+        future = session.submit([1])
+        wait_until(lambda: cluster.status()["engines"][0]["in_flight"], "the step to run")
+        if not open_sessions:
+            session.close()
+        with shmsched.Control(cluster.socket) as control:
+            # Without a session the first ends it, too, but for the engine.
+            control.stop()
+        os.kill(cluster.pid, signal.SIGTERM)
+        assert isinstance(future.exception(AT_ONCE_S), shmsched.SchedulerStopped | shmsched.SessionClosed)
+        assert cluster._process.wait(2 * AT_ONCE_S) == 0
