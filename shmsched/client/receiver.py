@@ -51,6 +51,7 @@ class Receiver(threading.Thread):
         self._poll = select.poll()
         """The callers' own: a poll object is for one thread at a time."""
         self._poll.register(link.fileno(), select.POLLIN)
+        self._poked = -1
         try:
             self._poked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as e:
@@ -76,7 +77,8 @@ class Receiver(threading.Thread):
             self._link.close()
 
     def __del__(self) -> None:
-        os.close(self._poked)
+        if self._poked >= 0:
+            os.close(self._poked)
 
     def _stand_aside(self) -> None:
         # The one that reads has done so since the last look: it waits for something slow, and wakes the thread as it leaves.
