@@ -355,7 +355,8 @@ class EngineLink:
         self.queues = StepQueues(self.limits, exclusive_sessions=True)
 
     def buried(self) -> None:
-        """The engine's process has ended: nobody writes into the rows of its last batch any more. Idempotent."""
+        """The engine's process has ended: nobody writes into the rows of its last batch any more. Idempotent: that its
+        connection is gone may be seen only once its process is, and each of the two says so."""
         if self._buried:
             return
         self._buried = True
