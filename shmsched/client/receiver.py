@@ -75,10 +75,19 @@ class Receiver(threading.Thread):
                     self._turn.release()
         if self._state.closed:
             self._link.close()
+        with self._turn:
+            # A caller that still waited has gone, and no other one will. The client is kept by nothing of ours from here on.
+            self._close()
+            del self._make_session
+
+    def _close(self) -> None:
+        poked, self._poked = self._poked, -1
+        if poked >= 0:
+            os.close(poked)
 
     def __del__(self) -> None:
-        if self._poked >= 0:
-            os.close(self._poked)
+        # One that was never started, and the copy that a forked child has.
+        self._close()
 
     def _stand_aside(self) -> None:
         # The one that reads has done so since the last look: it waits for something slow, and wakes the thread as it leaves.

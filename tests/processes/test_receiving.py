@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -154,3 +155,22 @@ def test_an_idle_client_sleeps_also_after_its_callers_have_read(client: shmsched
         return switches() - before <= 1
 
     wait_until(quiet, "the receiving thread to sleep")
+
+
+def test_a_closed_client_keeps_no_descriptor_and_no_memory(slow: shmsched.Cluster) -> None:
+    """At once: cycles that wait for the collector would fill the table of descriptors."""
+
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("/dev/shm/shmsched")
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        for _ in range(10):
+            with shmsched.Client(socket=slow.socket) as client, client.open_session() as session:
+                session.submit([1]).result(DEADLINE)
+        del client, session
+        assert held() == before
+    finally:
+        gc.enable()
