@@ -16,6 +16,11 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 DEADLINE = 120.0
 N_TOKENS = 48
+EXTENTS = [
+    pytest.param((3, 16), id="3 prompts"),
+    pytest.param((10, 48), id="10 prompts", marks=pytest.mark.soak),
+]
+"""Prompts, and tokens of each."""
 PROMPTS = [
     "The capital of France is",
     "One, two, three, four, five, six,",
@@ -28,7 +33,7 @@ PROMPTS = [
     "Die Hauptstadt von Deutschland ist",
     "In 1969, the first human beings",
 ]
-Way = Callable[[shmsched.Session, list[int]], list[int]]
+Way = Callable[[shmsched.Session, list[int], int], list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -49,61 +54,60 @@ def model(client: shmsched.Client) -> shmsched.Model:
     return model
 
 
-@pytest.fixture(scope="module")
-def alone(client: shmsched.Client, model: shmsched.Model) -> list[list[int]]:
-    """Each by itself, driven by the scheduler, the prompt prefilled as a whole."""
+@pytest.fixture(scope="module", params=EXTENTS)
+def alone(request: pytest.FixtureRequest, client: shmsched.Client, model: shmsched.Model) -> list[list[int]]:
+    """Each prompt by itself, driven by the scheduler, the prompt prefilled as a whole."""
+    n_prompts, n_tokens = request.param
     texts = []
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[:n_prompts]:
         with client.open_session() as session:
-            texts.append(plain(session, model.tokenizer.encode(prompt, bos=True)))
+            texts.append(plain(session, model.tokenizer.encode(prompt, bos=True), n_tokens))
     return texts
 
 
-def plain(session: shmsched.Session, prompt: list[int]) -> list[int]:
-    return list(session.generate(prompt, max_new_tokens=N_TOKENS, stop_tokens=()))
+def plain(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
+    return list(session.generate(prompt, max_new_tokens=n, stop_tokens=()))
 
 
-def client_driven(session: shmsched.Session, prompt: list[int]) -> list[int]:
-    return list(session.generate(prompt, max_new_tokens=N_TOKENS, stop_tokens=(), continuation=False))
+def client_driven(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
+    return list(session.generate(prompt, max_new_tokens=n, stop_tokens=(), continuation=False))
 
 
-def speculative(session: shmsched.Session, prompt: list[int]) -> list[int]:
-    return list(session.generate(prompt, max_new_tokens=N_TOKENS, stop_tokens=(), draft=PromptLookup()))
+def speculative(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
+    return list(session.generate(prompt, max_new_tokens=n, stop_tokens=(), draft=PromptLookup()))
 
 
-def processed(session: shmsched.Session, prompt: list[int]) -> list[int]:
-    generation = session.generate(
-        prompt, max_new_tokens=N_TOKENS, stop_tokens=(), logits_processor=lambda tokens, row: row
-    )
+def processed(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
+    generation = session.generate(prompt, max_new_tokens=n, stop_tokens=(), logits_processor=lambda tokens, row: row)
     return list(generation)
 
 
-def in_parts(session: shmsched.Session, prompt: list[int]) -> list[int]:
+def in_parts(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
     """A few tokens, a break, and so on."""
     tokens: list[int] = []
-    while len(tokens) < N_TOKENS:
-        for token in session.generate([] if tokens else prompt, max_new_tokens=N_TOKENS, stop_tokens=()):
+    while len(tokens) < n:
+        for token in session.generate([] if tokens else prompt, max_new_tokens=n, stop_tokens=()):
             tokens.append(token)
-            if len(tokens) % 7 == 0 or len(tokens) == N_TOKENS:
+            if len(tokens) % 7 == 0 or len(tokens) == n:
                 break
     return tokens
 
 
 def chunked(size: int) -> Way:
-    def way(session: shmsched.Session, prompt: list[int]) -> list[int]:
+    def way(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
         start = 0
         while len(prompt) - start > size:
             session.submit(prompt[start : start + size], output_rows=shmsched.OutputRows.NONE)
             start += size
-        return plain(session, prompt[start:])
+        return plain(session, prompt[start:], n)
 
     return way
 
 
-def forked(session: shmsched.Session, prompt: list[int]) -> list[int]:
+def forked(session: shmsched.Session, prompt: list[int], n: int) -> list[int]:
     session.submit([*prompt, 7, 8, 9], output_rows=shmsched.OutputRows.NONE).result(DEADLINE)
     with session.fork(len(prompt) - 1) as child:
-        return plain(child, prompt[-1:])
+        return plain(child, prompt[-1:], n)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +118,14 @@ def forked(session: shmsched.Session, prompt: list[int]) -> list[int]:
 def test_greedy_text_is_the_same_however_it_is_generated(
     client: shmsched.Client, model: shmsched.Model, alone: list[list[int]], way: Way
 ) -> None:
-    """All ten at once, so that each is batched with others too."""
+    """All at once, so that each is batched with others too."""
 
     def one(prompt: str) -> list[int]:
         with client.open_session() as session:
-            return way(session, model.tokenizer.encode(prompt, bos=True))
+            return way(session, model.tokenizer.encode(prompt, bos=True), len(alone[0]))
 
-    with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        texts = list(threads.map(one, PROMPTS))
+    with ThreadPoolExecutor(len(alone)) as threads:
+        texts = list(threads.map(one, PROMPTS[: len(alone)]))
     wrong = [i for i, (text, expected) in enumerate(zip(texts, alone, strict=True)) if text != expected]
     assert not wrong, f"prompts {wrong} went on differently"
 
@@ -135,7 +139,7 @@ def test_drafts_save_steps_on_text_that_repeats_itself(
     prompt = model.tokenizer.encode(PROMPTS[7], bos=True)
     before = steps()
     with client.open_session() as session:
-        speculative(session, prompt)
+        speculative(session, prompt, N_TOKENS)
     assert steps() - before <= N_TOKENS // 2
 
 
