@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
 
+# Plain numbers: a member of an enum takes several times as long to fetch and to compare.
+SAMPLED = int(StepFlags.SAMPLED)
+ALL_ROWS = int(OutputRows.ALL)
+
+
 class Rejected(Exception):
     """The step enters no queue and no count; its client is told why."""
 
@@ -40,30 +45,31 @@ def admit(
         raise Rejected(ErrorCode.SESSION_CLOSED, f"session {d.session} is not open")
     engine = session.engine
     offer = engine.offer
-    if not 1 <= d.n_tokens <= engine.limits.max_prefill_chunk_size:
+    n_tokens, position, output_rows = d.n_tokens, d.position, d.output_rows
+    if not 1 <= n_tokens <= engine.limits.max_prefill_chunk_size:
         raise _invalid(
-            f"a step of {d.n_tokens} tokens; at least 1 and at most {engine.limits.max_prefill_chunk_size} are allowed"
+            f"a step of {n_tokens} tokens; at least 1 and at most {engine.limits.max_prefill_chunk_size} are allowed"
         )
-    end = d.position + d.n_tokens
+    end = position + n_tokens
     if end + d.further > offer.max_session_tokens:
         raise _invalid(
             f"positions up to {end + d.further} in session {d.session}; {offer.model} holds at most {offer.max_session_tokens} tokens"
         )
-    if d.position > session.next_position:
+    if position > session.next_position:
         raise _invalid(
-            f"position {d.position} leaves a gap in session {d.session}, which goes on at {session.next_position}"
+            f"position {position} leaves a gap in session {d.session}, which goes on at {session.next_position}"
             " (an earlier step of it may have failed)"
         )
-    if d.position < session.next_position and not offer.supports_rewind:
+    if position < session.next_position and not offer.supports_rewind:
         raise Rejected(
             ErrorCode.UNSUPPORTED,
-            f"position {d.position} rewinds session {d.session} from {session.next_position}; {offer.model} cannot rewind",
+            f"position {position} rewinds session {d.session} from {session.next_position}; {offer.model} cannot rewind",
         )
-    _check_vocabulary(tokens, d.n_tokens, offer.vocab_size)
-    if d.output_rows not in OutputRows._value2member_map_:
-        raise _invalid(f"output rows {d.output_rows} are neither NONE, LAST nor ALL")
-    n_rows = (0, 1, d.n_tokens)[d.output_rows]
-    sampled = bool(d.flags & StepFlags.SAMPLED)
+    _check_vocabulary(tokens, n_tokens, offer.vocab_size)
+    if output_rows > ALL_ROWS:
+        raise _invalid(f"output rows {output_rows} are neither NONE, LAST nor ALL")
+    n_rows = n_tokens if output_rows == ALL_ROWS else output_rows
+    sampled = bool(d.flags & SAMPLED)
     if sampled:
         if d.temperature != 0.0 or d.top_p != 1.0 or d.top_k != 0:
             _check_sampling(d)
@@ -84,11 +90,11 @@ def admit(
     return Step(
         daemon.next_number(),
         session,
-        d.n_tokens,
+        n_tokens,
         d.request,
         tokens,
-        d.position,
-        d.output_rows,
+        position,
+        output_rows,
         n_rows,
         sampled,
         (d.top_k, d.temperature, d.top_p, d.seed),

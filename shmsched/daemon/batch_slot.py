@@ -11,6 +11,8 @@ from shmsched.daemon.state import Step
 from shmsched.memory.layouts import HEADER, STEP, BatchSlotLayout, StepStatus
 from shmsched.scheduling import SchedulerParams
 
+_STATUSES = {int(status) for status in StepStatus}
+
 
 class Results(NamedTuple):
     """What the engine's host wrote: a status for each step, and the sampled tokens of all steps in step order."""
@@ -67,9 +69,15 @@ class BatchSlot:
         statuses = self._statuses[: len(steps)].tolist()
         n = sum([step.n_rows for step in steps if step.sampled])
         ids = self._ids[:n].tolist()
-        wrong = {s for s in statuses if s not in StepStatus._value2member_map_}
+        wrong = set(statuses) - _STATUSES
         if wrong:
             raise ValueError(f"a step of the batch has status {min(wrong)}, which is none")
+        # Only what fails this may be wrong: the places of steps without an answer hold anything.
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
+            self._check_answers(steps, statuses, ids)
+        return Results(statuses, ids, self._logprobs[:n].tolist())
+
+    def _check_answers(self, steps: list[Step], statuses: list[int], ids: list[int]) -> None:
         at = 0
         for step, status in zip(steps, statuses, strict=True):
             if not step.sampled:
@@ -79,4 +87,3 @@ class BatchSlot:
                     if not 0 <= token < self._vocab_size:
                         raise ValueError(f"token {token} is outside the vocabulary of {self._vocab_size}")
             at += step.n_rows
-        return Results(statuses, ids, self._logprobs[:n].tolist())

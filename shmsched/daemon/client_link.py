@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmsched.daemon.admission import Rejected, admit
+from shmsched.daemon.admission import SAMPLED, Rejected, admit
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step
 from shmsched.errors import ErrorCode, ProtocolError
@@ -16,11 +17,12 @@ from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import StepState
 from shmsched.wire import frames
-from shmsched.wire.frames import StepFlags
 from shmsched.wire.peer import Peer
 
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
+
+TOKENS, LOGITS = int(RecordKind.TOKENS), int(RecordKind.LOGITS)
 
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
@@ -69,11 +71,14 @@ class ClientLink:
     def submit(self, message: frames.Submit, daemon: Daemon) -> None:
         """Admit the steps of a frame. Raises ProtocolError where the frame contradicts what the client was told."""
         self._check_room(message)
+        now = time.monotonic()
         stops = 0
         for descriptor in message.steps:
             tokens = self._ring.take(descriptor.n_tokens)
-            stop_tokens = message.stop_tokens[stops : stops + descriptor.n_stop_tokens]
-            stops += descriptor.n_stop_tokens
+            stop_tokens: tuple[int, ...] = ()
+            if descriptor.n_stop_tokens:
+                stop_tokens = message.stop_tokens[stops : stops + descriptor.n_stop_tokens]
+                stops += descriptor.n_stop_tokens
             session = self.sessions.get(descriptor.session)
             try:
                 step = admit(descriptor, tokens, stop_tokens, session, self.arena, daemon)
@@ -81,9 +86,10 @@ class ClientLink:
                 self.tell_failed(rejection.code, rejection.message, [descriptor.request], rows_held=False)
                 continue
             self.outstanding += 1
-            self.outstanding_results += step.n_rows if step.sampled else 0
+            if step.sampled:
+                self.outstanding_results += step.n_rows
             daemon.enter(step)
-            daemon.queue(step)
+            daemon.queue(step, now)
         self._has_news(self)
         self._consumed_stream(message.stream_read, daemon)
 
@@ -100,26 +106,29 @@ class ClientLink:
             step.generation.further = 0
 
     def _check_room(self, message: frames.Submit) -> None:
-        n_tokens = sum([d.n_tokens for d in message.steps])
+        n_tokens = n_results = n_stop_tokens = 0
+        last = self._last_request
+        for d in message.steps:
+            # Only growing numbers: a repeated one could be settled by the answer to the first.
+            if d.request <= last:
+                raise ProtocolError(f"step {d.request} comes after step {last}; numbers only grow")
+            last = d.request
+            n_tokens += d.n_tokens
+            n_stop_tokens += d.n_stop_tokens
+            if d.flags & SAMPLED:
+                n_results += d.n_tokens if d.output_rows > 1 else d.output_rows
+        self._last_request = last
         if message.tokens_written - self._ring.read != n_tokens or n_tokens > self._ring.capacity:
             raise ProtocolError(
                 f"the token ring is written up to {message.tokens_written}, but {n_tokens} tokens are announced from {self._ring.read}"
             )
         unread_records, unread_results = self._unread(message.records_read, message.results_read)
-        if sum([d.n_stop_tokens for d in message.steps]) != len(message.stop_tokens):
+        if n_stop_tokens != len(message.stop_tokens):
             raise ProtocolError(f"{len(message.stop_tokens)} stop tokens came, which is not what the steps announce")
         if self.outstanding + unread_records + len(message.steps) > self._records.capacity:
             raise ProtocolError(f"more than {self._records.capacity} steps are outstanding")
-        results = sum([(0, 1, d.n_tokens)[min(d.output_rows, 2)] for d in message.steps if d.flags & StepFlags.SAMPLED])
-        if self.outstanding_results + unread_results + results > self._results.capacity:
+        if self.outstanding_results + unread_results + n_results > self._results.capacity:
             raise ProtocolError(f"more than {self._results.capacity} sampled tokens are outstanding")
-        for descriptor in message.steps:
-            # Only growing numbers: a repeated one could be settled by the answer to the first.
-            if descriptor.request <= self._last_request:
-                raise ProtocolError(
-                    f"step {descriptor.request} comes after step {self._last_request}; numbers only grow"
-                )
-            self._last_request = descriptor.request
 
     def _unread(self, records_read: int, results_read: int) -> tuple[int, int]:
         unread_records = self._records.written - records_read
@@ -138,7 +147,7 @@ class ClientLink:
             step = next(iter(self._unstreamed))
             self._stream.append(step.request, *self._unstreamed.pop(step))
             self._has_news(self)
-            daemon.queue(step)
+            daemon.queue(step, time.monotonic())
 
     @property
     def _stream_room(self) -> int:
@@ -174,23 +183,25 @@ class ClientLink:
 
     # --- what it is told ------------------------------------------------------------------------------------------------
 
-    def completed(self, step: Step, ids: list[int], logprobs: list[float]) -> None:
-        """Write the completion record; the next ``tell_completions`` announces it. Room was reserved at admission."""
+    def completed(self, step: Step, ids: list[int], logprobs: list[float], at: int) -> None:
+        """Add the completion record; the next ``tell_completions`` announces it. Room was reserved at admission.
+
+        The step's answers are ``ids`` and ``logprobs`` from ``at`` on.
+        """
         self.outstanding -= 1
         if self.closed:
             return
         self._has_news(self)
+        n = step.n_rows
         if step.sampled:
-            self.outstanding_results -= step.n_rows
-            if step.n_rows == 1:
-                self._results.append(ids[0], logprobs[0])
-            elif step.n_rows:
-                rows = np.empty(step.n_rows, RESULT_DTYPE)
-                rows["token"], rows["logprob"] = ids, logprobs
+            self.outstanding_results -= n
+            if n == 1:
+                self._results.append(ids[at], logprobs[at])
+            elif n:
+                rows = np.empty(n, RESULT_DTYPE)
+                rows["token"], rows["logprob"] = ids[at : at + n], logprobs[at : at + n]
                 self._results.extend(rows.tobytes())
-            self._records.append(step.request, step.n_rows, RecordKind.TOKENS)
-        else:
-            self._records.append(step.request, step.n_rows, RecordKind.LOGITS)
+        self._records.append(step.request, n, TOKENS if step.sampled else LOGITS)
 
     def stream(self, follower: Step, token: int, logprob: float) -> bool:
         """Write a token of a generation that goes on with ``follower``, which has taken over the room for its last answer.
@@ -227,6 +238,9 @@ class ClientLink:
         records, _, stream, tokens = self._told
         if cursors[0] != records or cursors[2] != stream or cursors[3] - tokens >= self._ring.capacity // 4:
             self._told = cursors
+            self._records.publish()
+            self._results.publish()
+            self._stream.publish()
             self.tell(frames.Completions(*cursors))
 
     def tell_failed(self, code: ErrorCode, message: str, requests: list[int], rows_held: bool) -> None:

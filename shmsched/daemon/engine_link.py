@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shmsched.daemon.batch_slot import BatchSlot
 from shmsched.daemon.linger import Linger
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 RECENT_BATCHES = 256
 WARNING_SHARE = 0.5
 """Of the step time-out: after that much of it a silent engine is named in the log."""
+# Plain numbers: to compare one with a member of an enum takes several times as long.
+DONE, DEFERRED, FAILED = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.FAILED)
 
 
 class EngineState(Enum):
@@ -45,8 +47,7 @@ class BatchInFlight:
     started: float
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSummary:
+class BatchSummary(NamedTuple):
     """What ``status`` tells of a batch that ended."""
 
     number: int
@@ -186,6 +187,8 @@ class EngineLink:
         if not steps:
             return
         for step in steps:
+            if step.sampled:
+                continue
             client = step.session.client
             if step.raw_rows and client not in self._arenas and client.arena is not None:
                 self._arenas.add(client)
@@ -237,37 +240,39 @@ class EngineLink:
             return
         try:
             results = self._slot.read(batch.steps)
-            if len(message.messages) != results.statuses.count(StepStatus.FAILED):
-                raise ValueError(
-                    f"{len(message.messages)} messages came for {results.statuses.count(StepStatus.FAILED)} failed steps"
-                )
+            failed = results.statuses.count(FAILED)
+            if len(message.messages) != failed:
+                raise ValueError(f"{len(message.messages)} messages came for {failed} failed steps")
         except ValueError as e:
             self._lose_batch(
                 batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
             )
             return
+        now = time.monotonic()
+        ids, logprobs = results.ids, results.logprobs
+        complete, complete_and_follow = daemon.settling.complete, daemon.settling.complete_and_follow
         messages = iter(message.messages)
         at = 0
         came: list[int] = []
         deferred: list[Step] = []
         for step, status in zip(batch.steps, results.statuses, strict=True):
-            n = step.n_rows if step.sampled else 0
-            if status == StepStatus.DONE:
+            if status == DONE:
                 if step.generation is not None:
-                    settled = daemon.settling.complete_and_follow(step, results.ids[at], results.logprobs[at], daemon)
+                    settled = complete_and_follow(step, ids[at], logprobs[at], now, daemon)
                 else:
-                    settled = daemon.settling.complete(step, results.ids[at : at + n], results.logprobs[at : at + n])
+                    settled = complete(step, ids, logprobs, at)
                 if settled:
                     # One with more steps queued is back already.
                     if step.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
                 else:
                     step.session.client.return_rows(step)
-            elif status == StepStatus.DEFERRED:
+            elif status == DEFERRED:
                 deferred.append(step)
             else:
                 self._fail_step(step, next(messages), daemon)
-            at += n
+            if step.sampled:
+                at += step.n_rows
         self._finish(batch, came)
         self._requeue(deferred, len(batch.steps), daemon)
 
@@ -289,14 +294,12 @@ class EngineLink:
     def _finish(self, batch: BatchInFlight, came: list[int]) -> None:
         now = time.monotonic()
         seconds = now - batch.started
-        n_tokens = sum([step.n_tokens for step in batch.steps])
-        decodes = sum([step.n_tokens == 1 for step in batch.steps])
-        self.steps_run += len(batch.steps)
+        lengths = [step.n_tokens for step in batch.steps]
+        n_steps, n_tokens, decodes = len(lengths), sum(lengths), lengths.count(1)
+        self.steps_run += n_steps
         self.tokens_run += n_tokens
         self.busy_s += seconds
-        self.recent.append(
-            BatchSummary(batch.number, decodes, len(batch.steps) - decodes, n_tokens, seconds, time.time())
-        )
+        self.recent.append(BatchSummary(batch.number, decodes, n_steps - decodes, n_tokens, seconds, time.time()))
         self.linger.batch_ended(now, seconds, came)
 
     def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:

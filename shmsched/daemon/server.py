@@ -113,13 +113,13 @@ class Daemon:
         if step.deadline:
             self.deadlines.add(step)
 
-    def queue(self, step: Step) -> None:
+    def queue(self, step: Step, now: float) -> None:
         """An entered step may go into a batch from here on."""
         session = step.session
         engine = session.engine
         assert engine is not None
         engine.queues.push(step)
-        engine.linger.came_back(session.number, time.monotonic())
+        engine.linger.came_back(session.number, now)
         self.touched_engines.add(engine)
 
     def _deadline_passed(self, step: Step) -> None:

@@ -21,26 +21,27 @@ class Settling:
     def __init__(self) -> None:
         self.ledger = Ledger()
 
-    def complete(self, step: Step, ids: list[int], logprobs: list[float]) -> bool:
-        """The engine answered. False if the step was settled before: its answer goes nowhere."""
+    def complete(self, step: Step, ids: list[int], logprobs: list[float], at: int) -> bool:
+        """The engine answered, with ``ids`` and ``logprobs`` from ``at`` on. False if the step was settled before: its
+        answer goes nowhere."""
         if not self._completes(step):
             return False
-        step.session.client.completed(step, ids, logprobs)
+        step.session.client.completed(step, ids, logprobs, at)
         return True
 
-    def complete_and_follow(self, step: Step, token: int, logprob: float, daemon: Daemon) -> bool:
+    def complete_and_follow(self, step: Step, token: int, logprob: float, now: float, daemon: Daemon) -> bool:
         """The engine answered a step of a generation: the next one is queued, if one follows. False as ``complete``."""
         if not self._completes(step):
             return False
         client = step.session.client
         follower = step.follower(daemon.next_number(), token)
         if follower is None or client.closed:
-            client.completed(step, [token], [logprob])
+            client.completed(step, [token], [logprob], 0)
         else:
             step.session.next_position = follower.position + 1
             daemon.enter(follower)
             if client.stream(follower, token, logprob):
-                daemon.queue(follower)
+                daemon.queue(follower, now)
         return True
 
     def _completes(self, step: Step) -> bool:

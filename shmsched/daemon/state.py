@@ -94,7 +94,12 @@ class Step(QueuedStep):
         deadline: float,
         generation: Generation | None,
     ) -> None:
-        super().__init__(number, session, n_tokens)
+        # As QueuedStep.__init__ does, which takes 0.14 us more.
+        self.number = number
+        self.session = session
+        self.n_tokens = n_tokens
+        self.rank = 0
+        self.lane = None
         self.request = request
         """The client's number for it, only echoed."""
         self.tokens = tokens

@@ -89,7 +89,7 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
         "mean_step_s": round(link.linger.mean_step_s, 6),
         "stale_answers": link.stale_answers,
         "in_flight": in_flight,
-        "recent_batches": [asdict(summary) for summary in recent],
+        "recent_batches": [summary._asdict() for summary in recent],
     }
 
 

@@ -64,26 +64,35 @@ class TokenReader:
 
 
 class RecordRing:
-    """A ring of fixed-size rows with one writer. Readers of the same memory use ``slices``."""
+    """A ring of fixed-size rows with one writer. Rows reach the memory all at once, at the next ``publish``."""
 
     def __init__(self, buffer: memoryview, row: struct.Struct) -> None:
         self._bytes = buffer
         self._row = row
         self.capacity = len(buffer) // row.size
         self.written = 0
+        """How many rows were appended. A reader may be told so once they are published."""
+        self._waiting: list[bytes] = []
 
     def append(self, *values: Any) -> None:
-        """Write one row at the cursor. The caller has reserved the room."""
-        self._row.pack_into(self._bytes, (self.written % self.capacity) * self._row.size, *values)
+        """Add one row. The caller has reserved the room."""
+        self._waiting.append(self._row.pack(*values))
         self.written += 1
 
     def extend(self, rows: bytes) -> None:
-        """Write already packed rows at the cursor. The caller has reserved the room."""
-        n = len(rows) // self._row.size
-        for start, stop, taken in spans(self.written, n, self.capacity):
-            size = self._row.size
+        """Add already packed rows. The caller has reserved the room."""
+        self._waiting.append(rows)
+        self.written += len(rows) // self._row.size
+
+    def publish(self) -> None:
+        """Write what was added since the last time."""
+        if not self._waiting:
+            return
+        rows, size = b"".join(self._waiting), self._row.size
+        self._waiting.clear()
+        n = len(rows) // size
+        for start, stop, taken in spans(self.written - n, n, self.capacity):
             self._bytes[start * size : stop * size] = rows[taken * size : (taken + stop - start) * size]
-        self.written += n
 
 
 def spans(cursor: int, n: int, capacity: int) -> Iterable[tuple[int, int, int]]:

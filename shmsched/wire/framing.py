@@ -47,5 +47,6 @@ class FrameSplitter:
                 break
             payloads.append(data[at + 4 : at + 4 + n])
             at += 4 + n
-        self._pending += data[at:]
+        if at < available:
+            self._pending += data[at:]
         return payloads

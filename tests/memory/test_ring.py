@@ -80,6 +80,7 @@ class Records(RuleBasedStateMachine):
         self.ring = RecordRing(memory, ROW)
         self.reader = RecordReader(memory, ROW.size)
         self.unread: list[tuple[int, int]] = []
+        self.published = 0
 
     rows = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
 
@@ -95,12 +96,18 @@ class Records(RuleBasedStateMachine):
         self.ring.extend(b"".join(ROW.pack(*row) for row in rows))
         self.unread += rows
 
+    @rule()
+    def publish(self) -> None:
+        self.ring.publish()
+        self.published = len(self.unread)
+
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
-        n = data.draw(st.integers(0, len(self.unread)))
+        n = data.draw(st.integers(0, self.published))
         taken = self.reader.take_until(self.reader.read + n)
         assert list(ROW.iter_unpack(taken)) == self.unread[:n]
         del self.unread[:n]
+        self.published -= n
 
     @rule(n=st.one_of(st.integers(-(2**63), -1), st.integers(CAPACITY + 1, 2**64)))
     def take_what_cannot_be(self, n: int) -> None:
