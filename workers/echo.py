@@ -81,11 +81,14 @@ class Echo(Engine):
                 hashes.append(h)
                 answers.append((h >> 33) % vocab)
         wanted = [answers[k] for k in batch.outputs.tolist()]
+        if all(batch.sampling):
+            # No temperature moves the peak: it stands 65,537 above the next value.
+            batch.set_tokens(0, wanted, np.zeros(len(wanted), np.float32))
+            return
         for k, (token, sampling) in enumerate(zip(wanted, batch.sampling, strict=True)):
             if sampling is None:
                 row = batch.rows[k]
                 row[:] = self._row
                 row[token] = PEAK
             else:
-                # No temperature moves the peak: it stands 65,537 above the next value.
                 batch.set_tokens(k, (token,), (0.0,))

@@ -15,6 +15,9 @@ Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
+_GIVEN = b"\1"
+
+
 class StepRow(NamedTuple):
     """The tokens of one session in this batch: ``tokens[start : start + length]`` go to the session in ``slot``."""
 
@@ -55,11 +58,15 @@ class BatchView:
         self.vocab_size = vocab_size
         self.deferred: set[int] = set()
         self.failed: dict[int, str] = {}
-        self.token_ids = np.full(len(outputs), -1, np.int64)
-        self.logprobs = np.full(len(outputs), np.nan, np.float32)
+        n = len(outputs)
+        self.token_ids = np.empty(n, np.int64)
+        self.token_ids.fill(-1)
+        self.logprobs = np.empty(n, np.float32)
+        self.logprobs.fill(np.nan)
         self._raw_rows = raw_rows
+        self._raw_outputs = [k for k, row in enumerate(raw_rows) if row is not None]
         self._scratch: dict[int, Floats] = {}
-        self._given = np.zeros(len(outputs), bool)
+        self._given = bytearray(n)
 
     @property
     def rows(self) -> OutputRowViews:
@@ -83,7 +90,7 @@ class BatchView:
         edges = np.flatnonzero(np.diff(sampled, prepend=False, append=False)).tolist()
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             self._sample(list(range(k0 + start, k0 + stop)), logits[start:stop])
-        self._given[k0 : k0 + n] = True
+        self._given[k0 : k0 + n] = _GIVEN * n
 
     def set_tokens(
         self,
@@ -95,14 +102,15 @@ class BatchView:
         stop = k0 + len(ids)
         if not 0 <= k0 <= stop <= len(self.outputs):
             raise ValueError(f"set_tokens({k0}, {len(ids)} tokens): this batch has {len(self.outputs)} outputs")
-        for k in range(k0, stop):
-            if self._raw_rows[k] is not None:
+        for k in self._raw_outputs:
+            if k0 <= k < stop:
                 raise ValueError(f"set_tokens for output {k}, which asks for raw logits")
-            self._scratch.pop(k, None)
+        for k in [k for k in self._scratch if k0 <= k < stop]:
+            del self._scratch[k]
         self.token_ids[k0:stop] = ids
         if logprobs is not None:
             self.logprobs[k0:stop] = logprobs
-        self._given[k0:stop] = True
+        self._given[k0:stop] = _GIVEN * len(ids)
 
     def defer(self, i: int) -> None:
         """No room for ``steps[i]`` now: its tokens were not taken, and it comes again later."""
@@ -119,7 +127,7 @@ class BatchView:
         waiting = sorted(self._scratch)
         if waiting:
             self._sample(waiting, np.stack([self._scratch[k] for k in waiting]))
-        return [int(k) for k in np.flatnonzero(~self._given)]
+        return [k for k, given in enumerate(self._given) if not given] if 0 in self._given else []
 
     def _check_step(self, i: int) -> None:
         if not 0 <= i < len(self.steps):
@@ -131,7 +139,7 @@ class BatchView:
         self.token_ids[outputs], self.logprobs[outputs] = sample(logits, params, positions)
 
     def _row(self, k: int) -> Floats:
-        self._given[k] = True
+        self._given[k] = 1
         raw = self._raw_rows[k]
         if raw is not None:
             return raw

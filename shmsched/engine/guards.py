@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 
 from shmsched.memory.layouts import GUARD, LOGIT, StepEntry
-from shmsched.steps import OutputRows
 
 WORDS = os.urandom(GUARD)
 
@@ -27,7 +26,7 @@ class Guards:
         for entry in entries:
             if entry.sampled or not entry.output_rows:
                 continue
-            size = OutputRows(entry.output_rows).count(entry.length) * vocab_size * LOGIT.itemsize
+            size = entry.n_rows * vocab_size * LOGIT.itemsize
             arena, at = arenas[entry.client], entry.rows_offset
             for guard in (arena[at - GUARD : at], arena[at + size : at + size + GUARD]):
                 guard[:] = WORDS

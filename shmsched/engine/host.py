@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.engine.batch_slot import BatchSlot
 from shmsched.engine.batch_view import BatchView, StepRow
 from shmsched.engine.contract import Engine, EngineInfo, Limits
 from shmsched.engine.guards import Guards, WroteBeyondRows
-from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.engine.outcome import BatchOutcome
+from shmsched.engine.plan import Row, all_decodes, gather, passes, wanted
 from shmsched.errors import (
     EngineFaulty,
     EngineSpecError,
@@ -26,9 +30,9 @@ from shmsched.errors import (
     Unsupported,
     error_of,
 )
-from shmsched.memory.layouts import HEADER, LOGIT, STEP_DTYPE, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.memory.layouts import LOGIT, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows, SamplingParams
+from shmsched.steps import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
@@ -49,27 +53,6 @@ def serve(engine: Engine, socket: str | os.PathLike[str] | None = None, *, spec:
         EngineHost(engine, link, spec or type(engine).__name__).run()
     finally:
         link.close()
-
-
-class BatchSlot:
-    """One batch slot of the engine's segment, as the host reads and writes it."""
-
-    def __init__(self, buffer: memoryview, layout: BatchSlotLayout) -> None:
-        n = layout.max_tokens
-        self._header = buffer
-        self._steps: npt.NDArray[Any] = np.frombuffer(buffer, STEP_DTYPE, n, layout.steps_offset)
-        self._tokens: npt.NDArray[np.int32] = np.frombuffer(buffer, np.int32, n, layout.tokens_offset)
-        self.statuses: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, n, layout.statuses_offset)
-        self.ids: npt.NDArray[np.int32] = np.frombuffer(buffer, np.int32, n, layout.ids_offset)
-        self.logprobs: Floats = np.frombuffer(buffer, np.float32, n, layout.logprobs_offset)
-
-    def pull(self, batch: int) -> tuple[list[StepEntry], npt.NDArray[np.int32]]:
-        number, n_steps, n_tokens = HEADER.unpack_from(self._header)
-        if number != batch or not 0 < n_steps <= n_tokens <= len(self._tokens):
-            raise ProtocolError(
-                f"told to run batch {batch}, but the slot holds batch {number}: {n_steps} steps, {n_tokens} tokens"
-            )
-        return [StepEntry._make(row) for row in self._steps[:n_steps].tolist()], self._tokens[:n_tokens]
 
 
 class EngineHost:
@@ -93,6 +76,9 @@ class EngineHost:
             self._link.send(frames.StartFailed(message))
             raise EngineStartError(f"engine {self._spec} did not start: {message}") from e
         try:
+            # What the engine has loaded stays: no collection needs to look at it again.
+            gc.collect()
+            gc.freeze()
             self._link.send(frames.Ready(time.monotonic() - began))
             while (arrived := self._link.receive()) is not None:
                 for message in arrived:
@@ -181,8 +167,11 @@ class EngineHost:
         outcome = BatchOutcome(entries)
         guards = Guards(entries, self._arenas, self._engine.info.vocab_size)
         try:
-            for rows in passes(entries):
-                self._run_pass(rows, entries, tokens, outcome)
+            if all_decodes(entries, len(tokens), self._lengths):
+                self._run_decodes(entries, tokens, outcome)
+            else:
+                for rows in passes(entries):
+                    self._run_pass(rows, entries, tokens, outcome)
         except Exception as e:
             traceback.print_exc(file=sys.stderr)
             guards.check()
@@ -190,6 +179,25 @@ class EngineHost:
         guards.check()
         outcome.write(slot)
         return frames.Done(batch, tuple(outcome.messages[i] for i in sorted(outcome.messages)))
+
+    def _run_decodes(self, entries: list[StepEntry], tokens: npt.NDArray[np.int32], outcome: BatchOutcome) -> None:
+        """What ``_run_pass`` does, for a batch of ``all_decodes``: at 32 of them 45 us instead of 250."""
+        view = BatchView(
+            tokens,
+            np.array([entry.position for entry in entries], np.int32),
+            [StepRow(entry.slot, i, 1) for i, entry in enumerate(entries)],
+            np.arange(len(entries), dtype=np.int32),
+            [_sampling(entry) for entry in entries],
+            [self._raw_row(entry, 0) for entry in entries],
+            self._engine.info.vocab_size,
+        )
+        self._engine.forward(view)
+        if not view.finish() and not view.failed and not view.deferred and outcome.done_all(entries, view):
+            for entry in entries:
+                self._lengths[entry.slot] = entry.position + 1
+            return
+        rows = [Row(entry.slot, entry.position, [i], 1) for i, entry in enumerate(entries)]
+        self._settle(view, rows, range(len(entries)), [0] * len(entries), entries, outcome)
 
     def _run_pass(
         self, rows: list[Row], entries: list[StepEntry], tokens: npt.NDArray[np.int32], outcome: BatchOutcome
@@ -210,6 +218,18 @@ class EngineHost:
             self._engine.info.vocab_size,
         )
         self._engine.forward(view)
+        self._settle(view, rows, owners, within, entries, outcome)
+
+    def _settle(
+        self,
+        view: BatchView,
+        rows: list[Row],
+        owners: Sequence[int],
+        within: Sequence[int],
+        entries: list[StepEntry],
+        outcome: BatchOutcome,
+    ) -> None:
+        """Note what the engine made of each row, and of each output: row ``within[k]`` of step ``owners[k]``."""
         missing = set(view.finish())
         for i, row in enumerate(rows):
             if i in view.failed:
@@ -260,54 +280,11 @@ class EngineHost:
         return np.frombuffer(self._arenas[entry.client], LOGIT, vocab, at)
 
 
-class BatchOutcome:
-    """What became of each step of a batch, until it is written to the slot in one go."""
-
-    def __init__(self, entries: list[StepEntry]) -> None:
-        self.statuses = [0] * len(entries)
-        self.messages: dict[int, str] = {}
-        self.stopped: dict[int, Row] = {}
-        counts = [OutputRows(e.output_rows).count(e.length) if e.sampled else 0 for e in entries]
-        self._first = list(accumulate(counts, initial=0))
-        self._ids = [-1] * self._first[-1]
-        self._logprobs = [0.0] * self._first[-1]
-
-    def done(self, row: Row) -> None:
-        for i in row.steps:
-            self.statuses[i] = StepStatus.DONE
-
-    def defer(self, row: Row) -> None:
-        self.stopped[row.slot] = row
-        for i in row.steps:
-            self.statuses[i] = StepStatus.DEFERRED
-
-    def fail(self, row: Row, message: str) -> None:
-        self.stopped[row.slot] = row
-        for i in row.steps:
-            self.fail_step(i, message)
-
-    def fail_step(self, i: int, message: str) -> None:
-        self.statuses[i] = StepStatus.FAILED
-        self.messages[i] = message
-
-    def like(self, row: Row, before: Row) -> None:
-        """``row`` meets the fate of an earlier row of its session."""
-        for i in row.steps:
-            self.statuses[i] = self.statuses[before.steps[0]]
-            if self.statuses[i] == StepStatus.FAILED:
-                self.messages[i] = self.messages[before.steps[0]]
-
-    def set_token(self, i: int, r: int, token: int, logprob: float) -> None:
-        self._ids[self._first[i] + r] = token
-        self._logprobs[self._first[i] + r] = logprob
-
-    def write(self, slot: BatchSlot) -> None:
-        slot.statuses[: len(self.statuses)] = self.statuses
-        slot.ids[: len(self._ids)] = self._ids
-        slot.logprobs[: len(self._logprobs)] = self._logprobs
+_sampling_params = lru_cache(4096)(SamplingParams)
+"""They are checked when made, and a session has the same ones at each step."""
 
 
 def _sampling(entry: StepEntry) -> SamplingParams | None:
     if not entry.sampled:
         return None
-    return SamplingParams(entry.temperature, entry.top_p, entry.top_k, entry.seed)
+    return _sampling_params(entry.temperature, entry.top_p, entry.top_k, entry.seed)

@@ -6,6 +6,7 @@ One that does not (it rewinds) has to wait until the rows before it have run, so
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy.typing as npt
 
 from shmsched.memory.layouts import StepEntry
 from shmsched.steps import OutputRows
+
+LAST_ROW = int(OutputRows.LAST)
 
 Int32s = npt.NDArray[np.int32]
 
@@ -29,6 +32,17 @@ class Row:
     @property
     def end(self) -> int:
         return self.position + self.length
+
+
+def all_decodes(entries: list[StepEntry], n_tokens: int, lengths: Mapping[int, int]) -> bool:
+    """Whether each step is one token of a session of its own, which goes on where that session ends (``lengths``, by slot),
+    and has one output row. Then the batch is one pass as it stands, and output k is that of step k."""
+    slots = [entry.slot for entry in entries]
+    return (
+        n_tokens == len(entries) == len(set(slots))
+        and [entry.position for entry in entries] == [lengths.get(slot) for slot in slots]
+        and all(entry.output_rows == LAST_ROW for entry in entries)
+    )
 
 
 def passes(entries: list[StepEntry]) -> list[list[Row]]:
@@ -73,7 +87,7 @@ def wanted(rows: list[Row], entries: list[StepEntry]) -> tuple[list[int], list[i
     for row in rows:
         for i in row.steps:
             length = entries[i].length
-            n = OutputRows(entries[i].output_rows).count(length)
+            n = entries[i].n_rows
             outputs.extend(range(start + length - n, start + length))
             owners.extend([i] * n)
             within.extend(range(n))

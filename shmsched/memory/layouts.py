@@ -13,7 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shmsched.steps import OutputRows
+
 CACHE_LINE = 64
+ALL_ROWS = int(OutputRows.ALL)
 
 
 def aligned(n: int) -> int:
@@ -111,6 +114,11 @@ class StepEntry(NamedTuple):
     seed: int
     client: int
     rows_offset: int
+
+    @property
+    def n_rows(self) -> int:
+        """How many output rows the step has."""
+        return self.length if self.output_rows == ALL_ROWS else self.output_rows
 
 
 STEP = struct.Struct("<IIIIHHIffQQQ")

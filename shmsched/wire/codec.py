@@ -194,7 +194,10 @@ def unpack_declared(payload: Buffer) -> Any:
         raise ProtocolError(f"a frame of unknown kind {int.from_bytes(view[:2], 'little')}")
     if len(view) < layout.head.size:
         raise ProtocolError(f"a {layout.make.__name__} frame of {len(view)} bytes; it has at least {layout.head.size}")
-    values: list[Any] = list(layout.head.unpack_from(view)[2:])
+    scalars = layout.head.unpack_from(view)[2:]
+    if not layout.parts:
+        return layout.make(*scalars)
+    values: list[Any] = list(scalars)
     at = layout.head.size
     for part in layout.parts:
         value, at = part.unpack(view, at)
