@@ -30,7 +30,8 @@ class BatchSlot:
         n = layout.max_tokens
         self._vocab_size = vocab_size
         self._buffer = buffer
-        self._layout = layout
+        self._steps_offset, self._tokens_offset = layout.steps_offset, layout.tokens_offset
+        self._statuses_offset = layout.statuses_offset
         self._statuses: npt.NDArray[np.uint8] = np.frombuffer(buffer, np.uint8, n, layout.statuses_offset)
         self._ids: npt.NDArray[np.int32] = np.frombuffer(buffer, np.int32, n, layout.ids_offset)
         self._logprobs: npt.NDArray[np.float32] = np.frombuffer(buffer, np.float32, n, layout.logprobs_offset)
@@ -56,10 +57,10 @@ class BatchSlot:
             )
             start += step.n_tokens
         HEADER.pack_into(self._buffer, 0, batch, len(steps), start)
-        self._put(self._layout.steps_offset, b"".join(rows))
-        self._put(self._layout.tokens_offset, b"".join([step.tokens for step in steps]))
+        self._put(self._steps_offset, b"".join(rows))
+        self._put(self._tokens_offset, b"".join([step.tokens for step in steps]))
         # No status of the batch before may pass for an answer to this one.
-        self._put(self._layout.statuses_offset, bytes(len(steps)))
+        self._put(self._statuses_offset, bytes(len(steps)))
 
     def _put(self, at: int, data: bytes) -> None:
         self._buffer[at : at + len(data)] = data

@@ -183,6 +183,10 @@ class EngineLink:
     def dispatch(self, daemon: Daemon, now: float) -> None:
         """Form a batch and hand it to the engine."""
         self.linger.gave_up()
+        if self.linger_timer is not None:
+            # It would wake the loop while the batch runs, to find nothing to do.
+            self.linger_timer.cancel()
+            self.linger_timer = None
         steps = self.queues.take()
         if not steps:
             return

@@ -60,12 +60,13 @@ class Linger:
             return
         seconds = now - answered
         usual = self._usual.get(session, 0.0)
-        self._usual[session] = usual + _SESSION_GAIN * (min(seconds, _SLOWEST * self.longest) - usual)
+        most = _SLOWEST * self._share * self.mean_step_s
+        self._usual[session] = usual + _SESSION_GAIN * ((min(most, seconds)) - usual)
         if session in self._expected:
-            self._expected.discard(session)
+            self._expected.remove(session)
             error = seconds - self._turnaround
             self._turnaround += _GAIN * error
-            self._deviation += _GAIN * (abs(error) - self._deviation)
+            self._deviation += _GAIN * ((error if error > 0.0 else -error) - self._deviation)
 
     def forget(self, session: int) -> None:
         """The session is closed, or lost: nobody waits for it."""

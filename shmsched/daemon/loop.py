@@ -125,6 +125,10 @@ class EventLoop:
         timeout = min(_LONGEST_S, max(0.0, self._timers[0][0] - time.monotonic()))
         if 0.0 < timeout < _FINE_S:
             # epoll rounds its time-out up to whole milliseconds; select on the epoll descriptor keeps the microseconds.
+            # A busy loop seldom has to wait: it asks first.
+            ready = self._epoll.poll(0.0)
+            if ready:
+                return ready
             select.select([self._epoll], [], [], timeout)
             timeout = 0.0
         return self._epoll.poll(timeout)

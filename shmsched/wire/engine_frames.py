@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
-from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Text, Texts, U32s, frame
+from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Buffer, Text, Texts, U32s, frame, shortcut
 
 # --- engine to scheduler ------------------------------------------------------------------------------------------------
 
@@ -61,6 +62,18 @@ class Done(NamedTuple):
 
     batch: U64
     messages: Texts
+
+
+_NOTHING_FAILED = struct.Struct("<HHQI")
+
+
+@shortcut(Done)
+def unpack_done(payload: Buffer) -> Done | None:
+    """A Done without messages, which is nearly every one."""
+    if len(payload) != _NOTHING_FAILED.size:
+        return None
+    _, _, batch, n_messages = _NOTHING_FAILED.unpack(payload)
+    return None if n_messages else Done(batch, ())
 
 
 @frame(54)
