@@ -91,7 +91,8 @@ class ClientLink:
             daemon.enter(step)
             daemon.queue(step, now)
         self._has_news(self)
-        self._consumed_stream(message.stream_read, daemon)
+        if message.stream_read != self._stream_read:
+            self._consumed_stream(message.stream_read, daemon)
 
     def consumed(self, message: frames.Consumed, daemon: Daemon) -> None:
         """The client has read: generations that waited for room go on."""

@@ -56,10 +56,10 @@ class TokenReader:
     def take(self, n: int) -> bytes:
         """The next ``n`` tokens as little-endian int32 bytes: a copy, which the client cannot change any more."""
         at = self.read % self.capacity
-        first = min(n, self.capacity - at)
         self.read += n
-        if first == n:
-            return bytes(self._bytes[4 * at : 4 * (at + n)])
+        if at + n <= self.capacity:
+            return self._bytes[4 * at : 4 * (at + n)].tobytes()
+        first = self.capacity - at
         return bytes(self._bytes[4 * at :]) + bytes(self._bytes[: 4 * (n - first)])
 
 

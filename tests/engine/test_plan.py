@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.engine.plan import gather, passes, wanted
+from shmsched.engine.batch_view import BatchView
+from shmsched.engine.outcome import BatchOutcome
+from shmsched.engine.plan import Row, all_decodes, gather, passes, wanted
 from shmsched.memory.layouts import StepEntry
 from shmsched.steps import OutputRows
 
@@ -139,3 +141,70 @@ def test_a_batch_in_order_is_not_copied() -> None:
     tokens = tokens_of(entries)
     flat, _ = gather(passes(entries)[0], entries, tokens)
     assert np.shares_memory(flat, tokens)
+
+
+# --- a batch of decodes is its own plan -----------------------------------------------------------------------------------
+
+
+@st.composite
+def mostly_decodes(draw: st.DrawFn) -> tuple[list[StepEntry], dict[int, int]]:
+    """Steps and the lengths of their sessions; in half of the batches something is not as ``all_decodes`` wants it."""
+    slots = draw(st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=draw(st.booleans())))
+    lengths = {slot: draw(st.integers(0, 50)) for slot in slots}
+    odd = draw(st.sampled_from([*range(len(slots)), *[None] * len(slots)]))
+    entries, start = [], 0
+    for i, slot in enumerate(slots):
+        length, position, rows = 1, lengths[slot], OutputRows.LAST
+        if i == odd:
+            length, rows = draw(st.integers(1, 3)), draw(ROWS)
+            position = draw(st.integers(0, position + 1))
+        entries.append(entry(slot, start, length, position, rows)._replace(sampled=draw(st.integers(0, 1))))
+        start += length
+    if draw(st.booleans()):
+        lengths.pop(slots[0])
+    return entries, lengths
+
+
+@given(mostly_decodes())
+def test_all_decodes_says_that_the_plan_is_the_batch_itself(batch: tuple[list[StepEntry], dict[int, int]]) -> None:
+    entries, lengths = batch
+    tokens = tokens_of(entries)
+    n = len(entries)
+    plan = passes(entries)
+    flat, positions = gather(plan[0], entries, tokens)
+    as_it_stands = (
+        [[(row.slot, row.position, row.steps, row.length) for row in rows] for rows in plan]
+        == [[(e.slot, e.position, [i], 1) for i, e in enumerate(entries)]]
+        and all(lengths.get(e.slot) == e.position for e in entries)
+        and wanted(plan[0], entries) == (list(range(n)), list(range(n)), [0] * n)
+    )
+    # ALL of one token is the same row as LAST; that such a batch goes the long way costs it time and nothing else.
+    if all_decodes(entries, len(tokens), lengths):
+        assert as_it_stands
+        assert flat.tolist() == tokens.tolist()
+        assert positions.tolist() == [e.position for e in entries]
+    else:
+        assert not as_it_stands or OutputRows.ALL in [e.output_rows for e in entries]
+
+
+@given(mostly_decodes(), st.data())
+def test_answers_noted_at_once_are_those_noted_one_by_one(
+    batch: tuple[list[StepEntry], dict[int, int]], data: st.DataObject
+) -> None:
+    entries = [e._replace(length=1, output_rows=OutputRows.LAST) for e in batch[0]]
+    n = len(entries)
+    raw = [None if e.sampled else np.zeros(9, np.float32) for e in entries]
+    view = BatchView(np.zeros(n, np.int32), np.zeros(n, np.int32), [], np.arange(n), [None] * n, raw, 9)
+    for k in [k for k, e in enumerate(entries) if e.sampled]:
+        view.set_tokens(k, [data.draw(st.integers(-1, 9))], [data.draw(st.floats(-9, 0, width=32))])
+    at_once, one_by_one = BatchOutcome(entries), BatchOutcome(entries)
+    if not at_once.done_all(entries, view):
+        assert not all(0 <= view.token_ids[k] < 9 for k, e in enumerate(entries) if e.sampled)
+        assert at_once.statuses == [0] * n
+        return
+    for i, e in enumerate(entries):
+        one_by_one.done(Row(e.slot, e.position, [i], 1))
+        if e.sampled:
+            assert 0 <= view.token_ids[i] < 9
+            one_by_one.set_token(i, 0, int(view.token_ids[i]), float(view.logprobs[i]))
+    assert vars(at_once) == vars(one_by_one)
