@@ -90,9 +90,11 @@ class RecordRing:
             return
         rows, size = b"".join(self._waiting), self._row.size
         self._waiting.clear()
-        n = len(rows) // size
-        for start, stop, taken in spans(self.written - n, n, self.capacity):
-            self._bytes[start * size : stop * size] = rows[taken * size : (taken + stop - start) * size]
+        at = (self.written - len(rows) // size) % self.capacity * size
+        first = min(len(rows), self.capacity * size - at)
+        self._bytes[at : at + first] = rows[:first]
+        if first < len(rows):
+            self._bytes[: len(rows) - first] = rows[first:]
 
 
 def spans(cursor: int, n: int, capacity: int) -> Iterable[tuple[int, int, int]]:

@@ -160,8 +160,10 @@ def test_a_shortcut_takes_no_bytes_that_are_no_frame(kind: int, body: bytes) -> 
     assert outcome(unpack, payload) == outcome(unpack_declared, payload)
 
 
-# A step, all of which is in one struct: any 106 bytes of the kind are one or are cut in the middle.
-@given(st.binary(min_size=62, max_size=62), st.integers(0, 2), st.integers(0, 2))
+ONE_STEP = frames.STEP_DESCRIPTOR.size
+
+
+@given(st.binary(min_size=ONE_STEP, max_size=ONE_STEP), st.integers(0, 2), st.integers(0, 2))
 def test_a_frame_of_the_length_of_one_step(step: bytes, n_steps: int, n_stop_tokens: int) -> None:
     head = struct.pack("<HHQQQQI", 34, 0, 1, 2, 3, 4, n_steps)
     payload = head + step + n_stop_tokens.to_bytes(4, "little")
