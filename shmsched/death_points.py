@@ -25,7 +25,8 @@ from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.server import Daemon
 from shmsched.daemon.sessions import Sessions
 from shmsched.daemon.supervisor import Supervisor
-from shmsched.engine import batch_view, host
+from shmsched.engine import batch_slot as engine_slot
+from shmsched.engine import batch_view, host, outcome
 from shmsched.memory.ring import TokenReader
 from shmsched.wire import frames
 from shmsched.wire.link import Link
@@ -133,9 +134,9 @@ class DeathPoint(Enum):
     DAEMON_HEARD_DONE = "daemon-heard-done"
     """An engine's done is read; nothing of it is settled."""
     DAEMON_SETTLED = "daemon-settled"
-    """A completion is in the client's segment; it was not announced."""
+    """Completions are in the client's segment; they were not announced."""
     DAEMON_STREAMED = "daemon-streamed"
-    """A token of a generation is in the client's segment; it was not announced, and the next step is not queued."""
+    """A token of a generation is settled; it is not in the client's segment yet, and the next step is not queued."""
     DAEMON_IN_COMPLETIONS = "daemon-in-completions"
     """Half of the frame that announces completions is sent."""
     DAEMON_HEARD_CLOSE = "daemon-heard-close"
@@ -182,9 +183,9 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.ENGINE_OPENS_SESSION: (host.EngineHost, "_open", dying.before),
     DeathPoint.ENGINE_OPENED_SESSION: (Link, "send", _TO_COME(frames.SlotOpened)),
     DeathPoint.ENGINE_HEARD_OF_ARENA: (host.EngineHost, "_handle", _TO_COME(frames.AttachArena)),
-    DeathPoint.ENGINE_PULLED_BATCH: (host.BatchSlot, "pull", dying.after),
+    DeathPoint.ENGINE_PULLED_BATCH: (engine_slot.BatchSlot, "pull", dying.after),
     DeathPoint.ENGINE_IN_FORWARD: (batch_view.BatchView, "_row", dying.before),
-    DeathPoint.ENGINE_WROTE_LOGITS: (host.BatchOutcome, "write", dying.before),
+    DeathPoint.ENGINE_WROTE_LOGITS: (outcome.BatchOutcome, "write", dying.before),
     DeathPoint.ENGINE_WROTE_RESULTS: (Link, "send", _TO_COME(frames.Done)),
     DeathPoint.ENGINE_IN_DONE: (Link, "send", _HALF(frames.Done)),
     DeathPoint.ENGINE_SENT_DONE: (Link, "send", _SENT(frames.Done)),
@@ -203,7 +204,7 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.DAEMON_WROTE_BATCH: (batch_slot.BatchSlot, "write", dying.after),
     DeathPoint.DAEMON_IN_WORK: (Peer, "send", _HALF(frames.Work)),
     DeathPoint.DAEMON_HEARD_DONE: (EngineLink, "done", dying.before),
-    DeathPoint.DAEMON_SETTLED: (ClientLink, "completed", dying.after),
+    DeathPoint.DAEMON_SETTLED: (ClientLink, "_publish", dying.after),
     DeathPoint.DAEMON_STREAMED: (ClientLink, "stream", dying.after),
     DeathPoint.DAEMON_IN_COMPLETIONS: (Peer, "send", _HALF(frames.Completions)),
     DeathPoint.DAEMON_HEARD_CLOSE: (Sessions, "close_for", dying.before),

@@ -239,10 +239,13 @@ class ClientLink:
         records, _, stream, tokens = self._told
         if cursors[0] != records or cursors[2] != stream or cursors[3] - tokens >= self._ring.capacity // 4:
             self._told = cursors
-            self._records.publish()
-            self._results.publish()
-            self._stream.publish()
+            self._publish()
             self.tell(frames.Completions(*cursors))
+
+    def _publish(self) -> None:
+        self._records.publish()
+        self._results.publish()
+        self._stream.publish()
 
     def tell_failed(self, code: ErrorCode, message: str, requests: list[int], rows_held: bool) -> None:
         # A generation's tokens come before the word that it failed, or nobody would know what they are.
