@@ -155,7 +155,8 @@ class Response:
     """What one step gave; not to be written to.
 
     A sampled step has ``tokens`` (int64, one for each output row, in row order) and their ``logprobs`` (float32, natural
-    logarithm, NaN where the engine does not say). A raw step has ``logits``.
+    logarithm, NaN where the engine does not say). A raw step has ``logits``. ``queue_wait``: for how many seconds the step (of a
+    prompt in chunks, the first of them) was queued before an engine got it; None in process.
     """
 
     request_id: int
@@ -163,3 +164,4 @@ class Response:
     tokens: npt.NDArray[np.int64] = field(default_factory=_no_tokens)
     logprobs: npt.NDArray[np.float32] | None = None
     logits: LogitsBlock | None = None
+    queue_wait: float | None = None

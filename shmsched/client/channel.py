@@ -210,12 +210,16 @@ class Channel:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
             came = self._advance(streamed) if streamed else []
             at = 0
-            for request, n_rows, kind in RECORD.iter_unpack(records):
+            for request, n_rows, kind, waited in RECORD.iter_unpack(records):
                 first, at = at, at + n_rows if kind == TOKENS else at
                 pending = self._take(request)
-                if pending is None or not pending.is_last:
+                if pending is None:
                     continue
                 reply = pending.reply
+                if reply.queue_wait is None:
+                    reply.queue_wait = waited
+                if not pending.is_last:
+                    continue
                 if reply.withdrawn or reply.done():
                     self._free_rows(pending)
                 elif kind == TOKENS:
@@ -234,23 +238,26 @@ class Channel:
     def _advance(self, streamed: bytes) -> list[tuple[TokenStream, int, float]]:
         """The tokens of generations that go on: each is fed by the scheduler as it comes."""
         came = []
-        for request, token, logprob in STREAMED.iter_unpack(streamed):
+        for request, token, logprob, waited in STREAMED.iter_unpack(streamed):
             pending = self._pending.get(request)
             if pending is None or pending.reply.withdrawn:
                 continue
             stream = pending.reply
             assert isinstance(stream, TokenStream)
             stream.step_position = pending.session.position
+            if stream.queue_wait is None:
+                stream.queue_wait = waited
             pending.session.fed(token)
             came.append((stream, token, logprob))
         return came
 
     def _raw(self, pending: Pending, n_rows: int) -> Response:
         if not n_rows:
-            return Response(pending.request_id, pending.session.session_id)
+            return Response(pending.request_id, pending.session.session_id, queue_wait=pending.reply.queue_wait)
         assert self.arena is not None
         block = self.arena.lease(pending.rows_offset, n_rows, pending.session.vocab_size)
-        return Response(pending.request_id, pending.session.session_id, logits=block)
+        session_id, waited = pending.session.session_id, pending.reply.queue_wait
+        return Response(pending.request_id, session_id, logits=block, queue_wait=waited)
 
     def _tell_consumed(self) -> None:
         try:
@@ -330,4 +337,4 @@ def _sampled(pending: Pending, results: bytes, first: int, n_rows: int) -> Respo
     else:
         rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT.size)
         tokens, logprobs = rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"])
-    return Response(pending.request_id, pending.session.session_id, tokens, logprobs)
+    return Response(pending.request_id, pending.session.session_id, tokens, logprobs, None, pending.reply.queue_wait)

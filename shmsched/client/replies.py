@@ -21,6 +21,8 @@ class Reply:
     """The position of its first token."""
     withdrawn = False
     """Its cancelling is under way: an answer that still comes does not count."""
+    queue_wait: float | None = None
+    """For how many seconds its first chunk was queued, once that is known."""
     arrived = 0.0
     """When its answer came, in seconds of ``time.monotonic()``."""
 

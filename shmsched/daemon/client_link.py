@@ -62,7 +62,7 @@ class ClientLink:
         self._last_request = 0
         self._stream = RecordRing(view[layout.stream_offset :][: STREAMED.size * layout.stream], STREAMED)
         self._stream_read = 0
-        self._unstreamed: dict[Step, tuple[int, float]] = {}
+        self._unstreamed: dict[Step, tuple[int, float, float]] = {}
         """What found no room in the stream: the step that is queued once it has been written, and its token."""
         self._told = (0, 0, 0, 0)
 
@@ -202,18 +202,18 @@ class ClientLink:
                 rows = np.empty(n, RESULT_DTYPE)
                 rows["token"], rows["logprob"] = ids[at : at + n], logprobs[at : at + n]
                 self._results.extend(rows.tobytes())
-        self._records.append(step.request, n, TOKENS if step.sampled else LOGITS)
+        self._records.append(step.request, n, TOKENS if step.sampled else LOGITS, step.waited)
 
-    def stream(self, follower: Step, token: int, logprob: float) -> bool:
+    def stream(self, follower: Step, token: int, logprob: float, waited: float) -> bool:
         """Write a token of a generation that goes on with ``follower``, which has taken over the room for its last answer.
 
         False if there is no room: ``follower`` is queued once the client has read. So a client that does not read slows its
         own generations, and what waits here is one token for each.
         """
         if not self._stream_room:
-            self._unstreamed[follower] = (token, logprob)
+            self._unstreamed[follower] = (token, logprob, waited)
             return False
-        self._stream.append(follower.request, token, logprob)
+        self._stream.append(follower.request, token, logprob, waited)
         self._has_news(self)
         return True
 

@@ -191,6 +191,7 @@ class EngineLink:
         if not steps:
             return
         for step in steps:
+            step.waited = now - step.entered
             if step.sampled:
                 continue
             client = step.session.client

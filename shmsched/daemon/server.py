@@ -118,6 +118,7 @@ class Daemon:
         session = step.session
         engine = session.engine
         assert engine is not None
+        step.entered = now
         engine.queues.push(step)
         engine.linger.came_back(session.number, now)
         self.touched_engines.add(engine)

@@ -40,7 +40,7 @@ class Settling:
         else:
             step.session.next_position = follower.position + 1
             daemon.enter(follower)
-            if client.stream(follower, token, logprob):
+            if client.stream(follower, token, logprob, step.waited):
                 daemon.queue(follower, now)
         return True
 

@@ -72,8 +72,8 @@ class Step(QueuedStep):
     """A step as the daemon holds it: copied out of the client's memory and validated."""
 
     __slots__ = (
-        "deadline", "generation", "n_rows", "output_rows", "position", "request", "rows_offset", "sampled", "sampling",
-        "state", "tokens",
+        "deadline", "entered", "generation", "n_rows", "output_rows", "position", "request", "rows_offset", "sampled", "sampling",
+        "state", "tokens", "waited",
     )  # fmt: skip
 
     session: Session
@@ -117,6 +117,10 @@ class Step(QueuedStep):
         self.generation = generation
         """What follows its answer, if anything may."""
         self.state = StepState.QUEUED
+        self.entered = 0.0
+        """When it was queued (``time.monotonic()``)."""
+        self.waited = 0.0
+        """For how many seconds it was queued until it was dispatched."""
 
     def follower(self, number: int, token: int) -> Step | None:
         """The decode that follows now that this step gave ``token``, or None if its generation ends here."""

@@ -42,10 +42,12 @@ class Record(NamedTuple):
     request: int
     n_rows: int
     kind: int
+    waited: float
+    """For how many seconds it was queued."""
 
 
-RECORD = struct.Struct("<QII")
-RECORD_DTYPE = np.dtype([("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4")])
+RECORD = struct.Struct("<QIIf")
+RECORD_DTYPE = np.dtype([("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4"), ("waited", "<f4")])
 
 
 class Result(NamedTuple):
@@ -65,9 +67,11 @@ class Streamed(NamedTuple):
     request: int
     token: int
     logprob: float
+    waited: float
+    """For how many seconds the step that gave it was queued."""
 
 
-STREAMED = struct.Struct("<Qif")
+STREAMED = struct.Struct("<Qiff")
 
 
 @dataclass(frozen=True, slots=True)

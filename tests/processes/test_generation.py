@@ -228,13 +228,14 @@ def test_the_next_step_runs_while_the_caller_deals_with_a_token(
 def test_timings(session: shmsched.Session, way: dict[str, Any]) -> None:
     began = time.monotonic()
     generation = session.generate([1], max_new_tokens=8, **way)
-    assert generation.timings == shmsched.client.generation.Timings(None, None, None)
+    assert generation.timings == shmsched.client.generation.Timings(None, None, None, None)
     list(generation)
     took = time.monotonic() - began
     timings = generation.timings
     assert timings.time_to_first_token is not None
     assert timings.inter_token_mean is not None
     assert timings.inter_token_max is not None
+    assert timings.queue_wait is not None
     assert 0 < timings.inter_token_mean <= timings.inter_token_max
     assert math.isclose(timings.time_to_first_token + 7 * timings.inter_token_mean, took, abs_tol=0.2)
     # A caller who takes its time changes nothing in when tokens came.

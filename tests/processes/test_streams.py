@@ -241,3 +241,24 @@ def test_a_stopped_client_stalls_its_generations_and_no_others(cluster: shmsched
     go_on.set()
     assert sum(len(drain(stream)) for stream in streams) == 4 * 15_001 > ring
     greedy.close()
+
+
+def test_an_answer_says_how_long_its_step_was_queued() -> None:
+    """One step takes 200 ms, and the engine takes one decode at a time."""
+    with (
+        shmsched.launch(f"echo?vocab={VOCAB}&step_us=200000", max_decode_sequences=1) as cluster,
+        cluster.client() as client,
+    ):
+        sessions = [client.open_session() for _ in range(3)]
+        first = sessions[0].submit([1])
+        second = sessions[1].submit([1])
+        stream = sessions[2].stream([1], further=2)
+        waits = [first.result(DEADLINE).queue_wait, second.result(DEADLINE).queue_wait]
+        drain(stream)
+        waits.append(stream.queue_wait)
+        assert all(wait is not None for wait in waits)
+        # The second waits for a step, the third for two; how long the first waits is the machine's affair.
+        assert waits[1] >= waits[0] + 0.1  # type: ignore[operator]
+        assert waits[2] >= waits[1] + 0.1  # type: ignore[operator]
+        prompt = sessions[0].submit([1] * 2000)
+        assert prompt.result(DEADLINE).queue_wait < waits[2]  # type: ignore[operator]

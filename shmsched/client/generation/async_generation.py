@@ -134,11 +134,11 @@ class AsyncGeneration(Outcome):
         match effect:
             case Next(stream):
                 sampled = stream.take() or await stream.next()
-                self._clock.now = sampled.arrived
+                self._clock.hear(stream, sampled.arrived)
                 return sampled
             case Await(step):
                 response = await step.wait()
-                self._clock.now = step.arrived
+                self._clock.hear(step, step.arrived)
                 return response
             case Submit(tokens, position, sampling, output_rows, session):
                 session = session or self._session

@@ -129,11 +129,11 @@ class Generation(Outcome):
         match effect:
             case Next(stream):
                 sampled = stream.next()
-                self._clock.now = sampled.arrived
+                self._clock.hear(stream, sampled.arrived)
                 return sampled
             case Await(step):
                 response = step.result()
-                self._clock.now = step.arrived
+                self._clock.hear(step, step.arrived)
                 return response
             case Submit(tokens, position, sampling, output_rows, session):
                 submit = (session or self._session).submit
