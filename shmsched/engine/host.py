@@ -181,7 +181,7 @@ class EngineHost:
         return frames.Done(batch, tuple(outcome.messages[i] for i in sorted(outcome.messages)))
 
     def _run_decodes(self, entries: list[StepEntry], tokens: npt.NDArray[np.int32], outcome: BatchOutcome) -> None:
-        """What ``_run_pass`` does, for a batch of ``all_decodes``: at 32 of them 45 us instead of 250."""
+        """What ``_run_pass`` does, for a batch of ``all_decodes``: at 32 of them a third of the time or less."""
         view = BatchView(
             tokens,
             np.array([entry.position for entry in entries], np.int32),

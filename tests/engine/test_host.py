@@ -16,7 +16,7 @@ import pytest
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.engine.host import EngineHost
 from shmsched.errors import EngineStartError, ErrorCode, ProtocolError, ShmschedError
-from shmsched.memory.layouts import HEADER, LOGIT, STEP, BatchSlotLayout, StepStatus
+from shmsched.memory.layouts import GUARD, HEADER, STEP, BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows
 from shmsched.wire import frames
@@ -238,17 +238,19 @@ def test_a_chunk_that_rewinds_runs_after_the_one_before_it(start: Start) -> None
 def test_raw_rows_go_to_the_client_s_arena_and_nowhere_else(start: Start) -> None:
     scheduler = start(Commanded())
     scheduler.open(0)
-    arena = Segment.create(6 * VOCAB * LOGIT.itemsize, "an arena")
+    arena = Segment.create(1024, "an arena")
     scheduler.say(frames.AttachArena(77, arena.size), arena.fd)
     arena.close_descriptor()
-    rows = np.frombuffer(arena.buffer, np.float32).reshape(6, VOCAB)
-    rows[:] = 5
-    offset = 2 * VOCAB * LOGIT.itemsize
+    cells = np.frombuffer(arena.buffer, np.float32)
+    cells[:] = 5
+    offset = 256
     statuses, ids, _ = scheduler.run(Step(0, 0, [1, 2], OutputRows.ALL, False, 77, offset), Step(0, 2, [3]))
     assert (statuses, ids) == ([DONE, DONE], [last(1, 2, 3)])
-    assert rows[2:4].argmax(axis=1).tolist() == [last(1), last(1, 2)]
-    assert (rows[:2] == 5).all()
-    assert (rows[4:] == 5).all()
+    first, end = offset // 4, offset // 4 + 2 * VOCAB
+    assert cells[first:end].reshape(2, VOCAB).argmax(axis=1).tolist() == [last(1), last(1, 2)]
+    # Beside the rows lie the guards, and beyond those nothing of this step's.
+    assert (cells[: first - GUARD // 4] == 5).all()
+    assert (cells[end + GUARD // 4 :] == 5).all()
     scheduler.say(frames.DetachArena(77))
     scheduler.write([Step(0, 3, [3], OutputRows.LAST, False, 77, offset)])
     scheduler.say(frames.Work(scheduler.batch, 0))
