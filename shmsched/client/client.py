@@ -223,7 +223,7 @@ class Client(ClientCore):
             session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
             further, stop_tokens,
         )  # fmt: skip
-        return self._send(submission, WaitingStream(self._channel), block, timeout)
+        return self._send(submission, WaitingStream(self._channel, self._receiver), block, timeout)
 
     def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
         """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from concurrent.futures import InvalidStateError
+from typing import TYPE_CHECKING, Protocol
 
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
@@ -22,8 +23,8 @@ class Keeper(Protocol):
     def withdraw(self, reply: Reply, /) -> bool:
         """Have the scheduler cancel it. False if it was answered before."""
 
-    def read_until_done(self, future: Future[Any], timeout: float | None, /) -> None:
-        """Take in answers until this one is there, if nobody else does."""
+    def read_until(self, ready: Callable[[], bool], timeout: float | None, /) -> bool:
+        """Take in answers until ``ready()``, for at most ``timeout`` seconds. False, at once, if somebody else does."""
 
     def poke(self) -> None:
         """The future was settled by somebody who takes in no answers."""
@@ -58,7 +59,7 @@ class StepFuture(LightFuture[Response], Reply):
     def _read(self, timeout: float | None) -> float | None:
         """Read the connection in the receiver's stead. Returns what is left of the time-out."""
         started = time.monotonic()
-        self._keeper.read_until_done(self, timeout)
+        self._keeper.read_until(self.done, timeout)
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
 
     def cancel(self) -> bool:
@@ -102,56 +103,63 @@ class StepFuture(LightFuture[Response], Reply):
 class WaitingStream(TokenStream):
     """A token stream whose consumer is a thread that waits."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, keeper: Keeper) -> None:
         super().__init__()
         self._channel = channel
+        self._keeper = keeper
         self._came = threading.Condition()
+        """Held to take a token, and to cancel: nobody takes one between the moment that says where the session stands and the
+        end."""
+        self._waiting = 0
+        """How many wait to be notified, since another caller reads the connection."""
 
     def cancel(self) -> bool:
         """Want no more of it. The session goes on behind the last token that was taken, which is not fed.
 
         False if its last token has come, or is about to be here: then nothing is undone.
         """
-        # Nobody takes a token between the moment that says where the session stands and the end.
         with self._came:
             if not self.ended and self._channel.withdraw(self):
                 self.end_here()
+                self._keeper.poke()
             return self.cancelled
-
-    def streamed(self, token: int, logprob: float) -> None:
-        with self._came:
-            super().streamed(token, logprob)
-
-    def settle(self, response: Response) -> None:
-        with self._came:
-            super().settle(response)
-
-    def settle_failed(self, error: ShmschedError) -> None:
-        with self._came:
-            super().settle_failed(error)
 
     def halt(self) -> None:
         """Have the step that is queued or runs be the last: for engines that cannot rewind. Its token still comes."""
         self._channel.halt(self)
 
     def wake(self) -> None:
-        with self._came:
-            self._came.notify_all()
+        # Whoever waits says so first and then looks; what came is there first, and then this looks.
+        if self._waiting:
+            with self._came:
+                self._came.notify_all()
 
     def next(self, timeout: float | None = None) -> SampledToken:
         """The next token, waiting for it. Raises as ``take``, and TimeoutError."""
-        with self._came:
-            while True:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._came:
                 token = self.take()
-                if token is not None:
-                    return token
-                if not self._came.wait(timeout):
-                    raise TimeoutError(f"no token came within {timeout:g} s")
+            if token is not None:
+                return token
+            if not self._wait(lambda: bool(self.tokens) or self.ended, deadline):
+                raise TimeoutError(f"no token came within {timeout:g} s")
 
     def wait_until_ended(self, timeout: float | None = None) -> bool:
         """Wait until nothing more will come. False if that took longer than ``timeout`` seconds."""
-        with self._came:
-            return self._came.wait_for(lambda: self.ended, timeout)
+        return self._wait(lambda: self.ended, None if timeout is None else time.monotonic() + timeout)
+
+    def _wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not ready() and not self._keeper.read_until(ready, left):
+            with self._came:
+                self._waiting += 1
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    self._came.wait_for(ready, left)
+                finally:
+                    self._waiting -= 1
+        return ready()
 
     def fail_in_forked_child(self, error: ShmschedError) -> None:
         self._came = threading.Condition()

@@ -13,8 +13,7 @@ import select
 import threading
 import time
 import traceback
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable
 
 from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
@@ -123,27 +122,27 @@ class Receiver(threading.Thread):
 
     # --- a caller -------------------------------------------------------------------------------------------------------
 
-    def read_until_done(self, future: Future[Any], timeout: float | None) -> None:
-        """Read until the future is settled or ``timeout`` seconds have passed; return at once if another caller reads.
+    def read_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Read until ``ready()``, or until ``timeout`` seconds have passed. False, at once, if another one reads.
 
         Raises Full in a future's callback, which would wait for itself.
         """
         if not self._turn.acquire(blocking=False):
             self.refuse_in_callback("wait for another answer")
             self._followers += 1
-            return
+            return False
         deadline = None if timeout is None else time.monotonic() + timeout
         self._reading = True
         try:
-            while not future.done() and not self._ended:
+            while not ready() and not self._ended:
                 self._link.flush()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    return
-                ready = self._poll.poll(None if left is None else 1000 * left)
-                if any(fd == self._poked for fd, _ in ready):
+                    break
+                events = self._poll.poll(None if left is None else 1000 * left)
+                if any(fd == self._poked for fd, _ in events):
                     os.eventfd_read(self._poked)
-                elif ready:
+                elif events:
                     self._take_in()
         except ShmschedError:
             # It cannot be flushed: the daemon is gone. What it had still said is read next, by the thread.
@@ -155,6 +154,7 @@ class Receiver(threading.Thread):
             self._turn.release()
             if followers or self._parked_for_long or self._ended:
                 self._look.set()
+        return True
 
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and

@@ -165,8 +165,9 @@ class EngineHost:
     def _run_batch(self, batch: int, slot: BatchSlot) -> frames.Done | frames.BatchFailed:
         entries, tokens = slot.pull(batch)
         outcome = BatchOutcome(entries)
-        guards = Guards(entries, self._arenas, self._engine.info.vocab_size)
+        guards: Guards | None = None
         try:
+            guards = Guards(entries, self._arenas, self._engine.info.vocab_size)
             if all_decodes(entries, len(tokens), self._lengths):
                 self._run_decodes(entries, tokens, outcome)
             else:
@@ -174,7 +175,8 @@ class EngineHost:
                     self._run_pass(rows, entries, tokens, outcome)
         except Exception as e:
             traceback.print_exc(file=sys.stderr)
-            guards.check()
+            if guards is not None:
+                guards.check()
             return frames.BatchFailed(batch, f"{type(e).__name__}: {e}")
         guards.check()
         outcome.write(slot)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import CancelledError, Future, as_completed, wait
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import CancelledError, as_completed, wait
 
 import pytest
 
@@ -27,8 +27,9 @@ class Keeper:
         self.asked.append(reply)
         return self.has_it
 
-    def read_until_done(self, future: Future[Any], timeout: float | None, /) -> None:
+    def read_until(self, ready: Callable[[], bool], timeout: float | None, /) -> bool:
         """Another thread settles it."""
+        return False
 
     def poke(self) -> None:
         """Nobody reads."""

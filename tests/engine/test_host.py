@@ -238,7 +238,7 @@ def test_a_chunk_that_rewinds_runs_after_the_one_before_it(start: Start) -> None
 def test_raw_rows_go_to_the_client_s_arena_and_nowhere_else(start: Start) -> None:
     scheduler = start(Commanded())
     scheduler.open(0)
-    arena = Segment.create(1024, "an arena")
+    arena = Segment.create(2048, "an arena")
     scheduler.say(frames.AttachArena(77, arena.size), arena.fd)
     arena.close_descriptor()
     cells = np.frombuffer(arena.buffer, np.float32)
