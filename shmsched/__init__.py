@@ -1,11 +1,10 @@
 """shmsched: a continuous-batching scheduler for LLM serving, in its own process, over shared memory."""
 
 import os as _os
+from typing import TYPE_CHECKING
 
+from shmsched import client as _client
 from shmsched.client import (
-    AsyncClient,
-    AsyncGeneration,
-    AsyncSession,
     Client,
     Cluster,
     Control,
@@ -109,6 +108,16 @@ __all__ = [
     "UsedAfterFork",
     "launch",
 ]
+
+if TYPE_CHECKING:
+    from shmsched.client import AsyncClient, AsyncGeneration, AsyncSession
+
+
+def __getattr__(name: str) -> object:
+    if name in ("AsyncClient", "AsyncGeneration", "AsyncSession"):
+        return getattr(_client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 if "SHMSCHED_DIE_AT" in _os.environ:
     # Tests only: this process is to die at a certain point.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from shmsched.client.async_replies import AsyncStream
 from shmsched.client.core import BLOCK_TIMEOUT_S
-from shmsched.client.generation import AsyncGeneration, Drafter, EngineDraft, LogitsProcessor
+from shmsched.client.generation import Drafter, EngineDraft, LogitsProcessor
+from shmsched.client.generation.async_generation import AsyncGeneration
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
 from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens

@@ -78,7 +78,7 @@ TROUBLES = {
     "directory of another user": Trouble(of_another_user, "belongs to user 65534, not to 0; choose one of yours"),
     "directory that others write to": Trouble(group_writable, r"\(mode 770\); chmod it to 700"),
     "path of something else": Trouble(no_socket, "is not a socket; remove it or choose another path"),
-    "no such engine": Trouble(engine("nope"), "no engine is named 'nope'. Known: echo, gemma; or write"),
+    "no such engine": Trouble(engine("nope"), "no engine is named 'nope'. Known: echo, gemma.*; or write"),
     "no such option": Trouble(engine("echo?vocabulary=7"), "unexpected keyword argument 'vocabulary'; it takes"),
     "no such module": Trouble(engine("no.such:Engine"), "'no.such' cannot be imported: ModuleNotFoundError"),
     "no such engine file": Trouble(engine("nope.py:Engine"), "engine file .*nope.py does not exist"),

@@ -47,7 +47,7 @@ def any_value(rng: random.Random, annotation: Any) -> Any:
 
 def any_frame(rng: random.Random, role: int) -> bytes:
     cls = codec._by_kind[rng.choice([kind for kind in codec._by_kind if kind in SAID_BY[frames.Role(role)]])].make
-    hints = get_type_hints(cls, vars(frames), include_extras=True)
+    hints = get_type_hints(cls, vars(sys.modules[cls.__module__]), include_extras=True)
     return pack(cls(*[any_value(rng, annotation) for annotation in hints.values()]))
 
 

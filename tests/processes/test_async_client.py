@@ -7,19 +7,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import uvloop
 
 import shmsched
-from shmsched.workers.echo import advance, answer
 
-VOCAB = 1000
-DEADLINE = 60.0
-Run = Callable[[Coroutine[Any, Any, None]], None]
+from processes.expected import VOCAB, echoes
+from processes.loops import Run
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +24,6 @@ def cluster() -> Iterator[shmsched.Cluster]:
         f"echo?vocab={VOCAB}&max_sessions=256&max_session_tokens=20000", max_prefill_chunk_size=16
     ) as cluster:
         yield cluster
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def with_deadline(main: Coroutine[Any, Any, None]) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(DEADLINE):
-                await main
-
-        factory = uvloop.new_event_loop if request.param == "uvloop" else None
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(bounded())
-
-    return with_deadline
-
-
-def echoes(fed: list[int], n: int) -> list[int]:
-    h = advance(0, fed)
-    tokens = []
-    for _ in range(n):
-        tokens.append(answer(h, VOCAB))
-        h = advance(h, tokens[-1:])
-    return tokens
 
 
 def test_steps_streams_raw_logits_and_forks(cluster: shmsched.Cluster, run: Run) -> None:

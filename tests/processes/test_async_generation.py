@@ -6,23 +6,21 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 import shmsched
-from shmsched.client.generation import AsyncGeneration, EngineDraft, FinishReason, PromptLookup
-from shmsched.workers.echo import advance, answer
+from shmsched.client import AsyncGeneration
+from shmsched.client.generation import EngineDraft, FinishReason, PromptLookup
 
 from processes.engines import Reciter
+from processes.expected import VOCAB, echoes
+from processes.loops import DEADLINE, Run
 
-VOCAB = 1000
-DEADLINE = 60.0
 ENGINES = Path(__file__).with_name("engines.py")
-Run = Callable[[Coroutine[Any, Any, None]], None]
 WAYS: dict[str, dict[str, Any]] = {
     "continuation": {},
     "client-driven": {"continuation": False},
@@ -39,29 +37,6 @@ def cluster() -> Iterator[shmsched.Cluster]:
         spec, f"{spec}&model=small", f"{ENGINES}:Reciter?times=3", max_prefill_chunk_size=16
     ) as cluster:
         yield cluster
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def with_deadline(main: Coroutine[Any, Any, None]) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(DEADLINE):
-                await main
-
-        factory = uvloop.new_event_loop if request.param == "uvloop" else None
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(bounded())
-
-    return with_deadline
-
-
-def echoes(fed: list[int], n: int) -> list[int]:
-    h = advance(0, fed)
-    tokens = []
-    for _ in range(n):
-        tokens.append(answer(h, VOCAB))
-        h = advance(h, tokens[-1:])
-    return tokens
 
 
 async def collect(generation: AsyncGeneration) -> list[int]:

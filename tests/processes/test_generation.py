@@ -20,9 +20,9 @@ from shmsched.client.generation import EngineDraft, FinishReason, Generation, Pr
 from shmsched.workers.echo import advance, answer
 
 from processes.engines import FAIL, Reciter
+from processes.expected import VOCAB, echoes
 from processes.leftovers import wait_until
 
-VOCAB = 1000
 DEADLINE = 30.0
 ENGINES = Path(__file__).with_name("engines.py")
 Ways = dict[str, dict[str, Any]]
@@ -52,16 +52,6 @@ def client(cluster: shmsched.Cluster) -> Iterator[shmsched.Client]:
 def session(client: shmsched.Client) -> Iterator[shmsched.Session]:
     with client.open_session(model="echo", seed=5) as session:
         yield session
-
-
-def echoes(fed: list[int], n: int) -> list[int]:
-    """The ``n`` tokens that echo gives after ``fed``, each fed back."""
-    h = advance(0, fed)
-    tokens = []
-    for _ in range(n):
-        tokens.append(answer(h, VOCAB))
-        h = advance(h, tokens[-1:])
-    return tokens
 
 
 @way_of

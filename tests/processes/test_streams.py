@@ -11,12 +11,11 @@ import pytest
 
 import shmsched
 from shmsched.client.futures import WaitingStream
-from shmsched.workers.echo import advance, answer
 
 from processes.engines import FAIL
+from processes.expected import VOCAB, echoes
 from processes.leftovers import wait_until
 
-VOCAB = 1000
 DEADLINE = 30.0
 MOODY = f"{Path(__file__).with_name('engines.py')}:Moody?vocab={VOCAB}"
 
@@ -33,16 +32,6 @@ def cluster() -> Iterator[shmsched.Cluster]:
 def client(cluster: shmsched.Cluster) -> Iterator[shmsched.Client]:
     with cluster.client() as client:
         yield client
-
-
-def echoes(fed: list[int], n: int) -> list[int]:
-    """The ``n`` tokens that echo gives after ``fed``, each fed back."""
-    h = advance(0, fed)
-    tokens = []
-    for _ in range(n):
-        tokens.append(answer(h, VOCAB))
-        h = advance(h, tokens[-1:])
-    return tokens
 
 
 def drain(stream: WaitingStream) -> list[int]:

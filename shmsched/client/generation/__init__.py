@@ -1,6 +1,5 @@
 """Generation, built on steps: streaming, drafts verified, constraints kept, lost engines replaced."""
 
-from shmsched.client.generation.async_generation import AsyncGeneration
 from shmsched.client.generation.course import FinishReason
 from shmsched.client.generation.drafting import Draft, Drafter, EngineDraft, PromptLookup
 from shmsched.client.generation.generation import Generation
@@ -9,7 +8,6 @@ from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.generation.timings import Timings
 
 __all__ = [
-    "AsyncGeneration",
     "Draft",
     "Drafter",
     "EngineDraft",

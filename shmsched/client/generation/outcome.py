@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import inspect
 from typing import Any
@@ -14,7 +13,10 @@ from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.generation.timings import Clock, Timings
 from shmsched.client.models import Model
 
-_GIVEN_UP = (KeyboardInterrupt, asyncio.CancelledError, concurrent.futures.CancelledError, Left)
+
+def _given_up(error: BaseException) -> bool:
+    """Whether it was ended from outside: an interrupt and asyncio's CancelledError are no Exceptions."""
+    return not isinstance(error, Exception) or isinstance(error, concurrent.futures.CancelledError | Left)
 
 
 class Outcome:
@@ -87,7 +89,7 @@ class Outcome:
             self._end(self._course.finish_reason or FinishReason.CANCELLED)
             return None
         except BaseException as e:
-            self._end(FinishReason.CANCELLED if isinstance(e, _GIVEN_UP) else FinishReason.FAILED)
+            self._end(FinishReason.CANCELLED if _given_up(e) else FinishReason.FAILED)
             self.error = e
             raise
         self._clock.note(len(self._course.sampled))
