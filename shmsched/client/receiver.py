@@ -159,14 +159,18 @@ class Receiver(threading.Thread):
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
         are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
-        if self._answers > 1 and self._aside:
+        if self._answers > 1 and self._looks_soon():
             self._answers -= 1
             return True
         return False
 
+    def _looks_soon(self) -> bool:
+        """Whether the thread will flush within PARK_S: not while it waits for the end of a caller's long wait."""
+        return self._aside and not (self._reading and self._parked_for_long)
+
     def sent_later(self) -> None:
         """Something was left for later: the thread sees to it, unless it has come back just before."""
-        if not self._aside:
+        if not self._looks_soon():
             self._link.flush()
 
     def refuse_in_callback(self, what: str) -> None:

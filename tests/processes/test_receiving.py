@@ -174,3 +174,27 @@ def test_a_closed_client_keeps_no_descriptor_and_no_memory(slow: shmsched.Cluste
         assert held() == before
     finally:
         gc.enable()
+
+
+def test_what_is_left_for_later_does_not_wait_for_a_caller_that_waits_long() -> None:
+    """Its answers came together, so it is sent with what follows them; and nothing follows while one waits for another model."""
+    with (
+        shmsched.launch("echo?model=slow&step_us=3000000", "echo?step_us=30000") as cluster,
+        cluster.client() as client,
+    ):
+        slow = client.open_session(model="slow")
+        sessions = [client.open_session(model="echo") for _ in range(2)]
+        for session in sessions:
+            session.submit([1]).result(DEADLINE)
+        patient = slow.submit([1])
+        reader = threading.Thread(target=patient.result, args=(DEADLINE,))
+        reader.start()
+        wait_until(lambda: client._receiver._reading, "the one that waits to read")
+        while not patient.done():
+            futures = [session.submit([1]) for session in sessions]
+            assert not wait(futures, DEADLINE).not_done
+            began = time.monotonic()
+            alone = sessions[0].submit([1])
+            assert not wait([alone], DEADLINE).not_done
+            assert time.monotonic() - began < 1.0, "it was sent when the slow model answered"
+        reader.join(DEADLINE)
