@@ -281,6 +281,14 @@ class Client(ClientCore):
     def close(self) -> None:
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
         if self._inherited or self._state.closed:
+    def _can_wait_here(self, timeout: float) -> bool:
+        """Whether a finalizer may send and wait where it runs: not on the thread that receives, nor on one that it has found
+        with a lock of ours."""
+        if self._receiver.handles_here() or not self._channel.lock.acquire(timeout=timeout):
+            return False
+        self._channel.lock.release()
+        return self._link.can_send(timeout)
+
             return
         self._state.closed = True
         self._state.end(ClientClosed("the client was closed"))

@@ -29,6 +29,9 @@ class Keeper(Protocol):
     def poke(self) -> None:
         """The future was settled by somebody who takes in no answers."""
 
+    def refuse_in_callback(self, what: str, /) -> None:
+        """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""
+
 
 class StepFuture(LightFuture[Response], Reply):
     """A ``concurrent.futures.Future`` whose ``cancel`` reaches the scheduler.
@@ -135,7 +138,7 @@ class WaitingStream(TokenStream):
                 self._came.notify_all()
 
     def next(self, timeout: float | None = None) -> SampledToken:
-        """The next token, waiting for it. Raises as ``take``, and TimeoutError."""
+        """The next token, waiting for it. Raises as ``take``, TimeoutError, and Full in a future's callback."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._came:

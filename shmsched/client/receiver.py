@@ -175,8 +175,12 @@ class Receiver(threading.Thread):
 
     def refuse_in_callback(self, what: str) -> None:
         """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""
-        if threading.get_ident() == self._handler:
+        if self.handles_here():
             raise Full(f"a future's callback cannot {what}: the answer comes to the thread that runs it; use another")
+
+    def handles_here(self) -> bool:
+        """Whether this very thread handles frames, and waits in vain for whatever they bring."""
+        return threading.get_ident() == self._handler
 
     # --- both -----------------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,13 @@ class Link:
                 self._outbound += data[sent:]
                 self._push()
 
+    def can_send(self, timeout: float) -> bool:
+        """Whether ``send`` can be called here: not by a finalizer that runs in the middle of one, on its very thread."""
+        if not self._send_lock.acquire(timeout=timeout):
+            return False
+        self._send_lock.release()
+        return True
+
     def flush(self) -> bool:
         """Send what was left for later. True if nothing is left, as far as this side knows.
 

@@ -20,6 +20,7 @@ from processes.leftovers import wait_until
 
 VOCAB = 1000
 DEADLINE = 30.0
+ENGINES = Path(__file__).with_name("engines.py")
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +199,52 @@ def test_what_is_left_for_later_does_not_wait_for_a_caller_that_waits_long() -> 
             assert not wait([alone], DEADLINE).not_done
             assert time.monotonic() - began < 1.0, "it was sent when the slow model answered"
         reader.join(DEADLINE)
+
+
+def test_a_callback_that_would_wait_for_a_token_is_refused_and_the_client_goes_on(client: shmsched.Client) -> None:
+    session, other = client.open_session(), client.open_session()
+    stream = other.stream([1], further=50)
+    refused: list[str] = []
+
+    def in_vain(future: object) -> None:
+        for wait_for in (
+            lambda: list(session.generate([1], max_new_tokens=3)),
+            lambda: [stream.next() for _ in range(50)],
+            stream.wait_until_ended,
+        ):
+            try:
+                wait_for()
+            except shmsched.Full as e:
+                refused.append(str(e))
+
+    future = session.submit([1])
+    future.add_done_callback(in_vain)
+    wait_until(lambda: len(refused) == 3, "the callback to be refused thrice")
+    assert all("a future's callback cannot wait for" in reason for reason in refused)
+    stream.cancel()
+    assert session.submit([2]).result(DEADLINE).tokens.tolist() == echo(1, 2)
+
+
+def test_a_generation_collected_in_a_callback_does_not_wait_for_what_its_own_thread_receives() -> None:
+    """An engine that cannot rewind finishes its step, whose token comes to the thread on which the collector runs."""
+    with (
+        shmsched.launch(f"{ENGINES}:Rigid?vocab={VOCAB}&step_us=30000") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+        client.open_session() as other,
+    ):
+        ring: list[object] = [session.generate([1], max_new_tokens=1000)]
+        ring.append(ring)
+        collected = threading.Event()
+
+        def collect(future: object) -> None:
+            ring.clear()
+            collected.set()
+
+        future = other.submit([1])
+        future.add_done_callback(collect)
+        assert collected.wait(DEADLINE)
+        assert other.submit([2]).result(DEADLINE).tokens.tolist() == echo(1, 2)
+        wait_until(lambda: session.unfed is not None, "the generation to leave its session")
+        fed = session.history.tolist()
+        assert echo(*fed) == [session.unfed]

@@ -109,9 +109,7 @@ class Generation(Outcome):
         """Close, though the collector may run this anywhere, where this very thread holds the client's lock among others."""
         if self._reason is not None or self._pid != os.getpid():
             return
-        lock = self._session._client._channel.lock
-        if lock.acquire(timeout=_FINALIZER_WAITS_S):
-            lock.release()
+        if self._session._client._can_wait_here(_FINALIZER_WAITS_S):
             self.close()
         else:
             threading.Thread(target=self.close, name="shmsched-close").start()
