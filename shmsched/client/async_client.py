@@ -274,12 +274,16 @@ class AsyncClient(ClientCore):
 
     async def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
         """Submit, once there is room and those who came before have gone."""
+        lacking: str | None = "other submissions wait for room already"
         if not self._line.locked():
-            lacking = await self._try(submission, reply)
+            if submission.raw_rows and self._channel.arena is None:
+                # What others submit while the arena is made comes after this.
+                async with self._line:
+                    lacking = await self._try(submission, reply)
+            else:
+                lacking = await self._try(submission, reply)
             if lacking is None:
                 return reply
-        else:
-            lacking = "other submissions wait for room already"
         if not block:
             raise Full(f"{lacking}; submit with block=True to wait")
         try:

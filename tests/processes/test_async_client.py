@@ -184,3 +184,14 @@ def test_closing_fails_what_is_outstanding_and_leases_stay_readable(cluster: shm
         assert int(block.data[0].argmax()) == echoes([1], 1)[0]
 
     run(main())
+
+
+def test_what_is_submitted_while_the_arena_is_made_comes_after_the_step_that_asked_for_it(
+    cluster: shmsched.Cluster, run: Run
+) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
+            await asyncio.gather(session.submit([1], sampling=None), session.submit([2]), session.submit([3]))
+            assert session.history.tolist() == [1, 2, 3]
+
+    run(main())
