@@ -613,3 +613,17 @@ def test_a_child_process_leaves_its_parents_generation_alone(session: shmsched.S
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert tokens + list(generation) == echoes([1], 500)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"stop_tokens": 5}, "stop_tokens is 5"),
+        ({"logits_processor": 5}, "logits_processor is 5"),
+        ({"draft": 5}, "draft is 5"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_named(session: shmsched.Session, wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(shmsched.InvalidRequest, match=named):
+        session.generate([1], max_new_tokens=1, **wrong)
+    assert list(session.generate([1], max_new_tokens=np.int64(2), stop_tokens=np.array([1, 2]))) == echoes([1], 2)

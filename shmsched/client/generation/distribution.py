@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine.sampling import candidates, uniform
+from shmsched.errors import InvalidRequest
 from shmsched.steps import SamplingParams
 
 _JUDGING = 0x3D6E
@@ -49,6 +50,11 @@ def verify(
     seed = sampling.seed or 0
     for i, (token, q) in enumerate(zip(drafted, distributions, strict=True)):
         p = probabilities(rows[i], sampling)
+        if q.shape != p.shape or not q[token] > 0.0:
+            raise InvalidRequest(
+                f"drafted token {token} was drawn from a distribution of shape {q.shape} that does not give it a probability"
+                f" above 0; one of shape {p.shape} that does is wanted"
+            )
         if uniform(seed ^ _JUDGING, position + i) * q[token] < p[token]:
             continue
         rest = np.maximum(p - q, 0.0)

@@ -50,7 +50,7 @@ def start(
     continuation: bool,
 ) -> Start:
     """What ``Session.generate`` was asked for. Raises InvalidRequest or Unsupported for what can never be done."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+    if not isinstance(max_new_tokens, int | np.integer) or max_new_tokens < 1:
         raise InvalidRequest(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number of 1 or more")
     if not isinstance(sampling, SamplingParams):
         raise InvalidRequest(
@@ -58,6 +58,8 @@ def start(
         )
     if on_session_lost not in ("raise", "replay"):
         raise InvalidRequest(f"on_session_lost is {on_session_lost!r}; 'raise' or 'replay' is wanted")
+    if logits_processor is not None and not callable(logits_processor):
+        raise InvalidRequest(f"logits_processor is {logits_processor!r}; a function of tokens and a row is wanted")
     if logits_processor is not None and draft is not None:
         raise InvalidRequest("a draft is verified against what the engine samples; pass a logits_processor or a draft")
     if draft is not None:
@@ -73,7 +75,7 @@ def start(
         prompt,
         position,
         sampling=replace(sampling, seed=session.seed) if sampling.seed is None else sampling,
-        most=max(1, min(max_new_tokens, room)),
+        most=max(1, min(int(max_new_tokens), room)),
         stop_tokens=stops,
         unfed=unfed,
         before=history,
@@ -104,7 +106,13 @@ def _prompt(session: SessionCore, tokens: Tokens, unfed: int | None) -> TokenArr
 def _stop_tokens(session: SessionCore, stop_tokens: Collection[int] | None) -> frozenset[int]:
     if stop_tokens is None:
         return frozenset(session.model.stop_tokens)
-    return frozenset(as_tokens(list(stop_tokens), session.vocab_size).tolist()) if stop_tokens else frozenset()
+    try:
+        tokens = list(stop_tokens)
+    except TypeError:
+        raise InvalidRequest(
+            f"stop_tokens is {stop_tokens!r}; a collection of tokens is wanted, or None for the model's own"
+        ) from None
+    return frozenset(as_tokens(tokens, session.vocab_size).tolist()) if tokens else frozenset()
 
 
 def _check_draft(session: SessionCore, draft: Drafter | EngineDraft) -> None:
@@ -117,8 +125,15 @@ def _check_draft(session: SessionCore, draft: Drafter | EngineDraft) -> None:
             raise InvalidRequest(
                 f"session {session.session_id} cannot draft for itself; open another one for the draft"
             )
+        if type(draft.session) is not type(session):
+            raise InvalidRequest(
+                f"the draft's session is of type {type(draft.session).__name__}, and the one that generates of type"
+                f" {type(session).__name__}; open both from clients of one kind"
+            )
         if draft.session.vocab_size != session.vocab_size:
             raise InvalidRequest(
                 f"model {draft.session.model.name!r} has a vocabulary of {draft.session.vocab_size} and cannot draft for"
                 f" {session.model.name!r}, which has one of {session.vocab_size}"
             )
+    elif not callable(getattr(draft, "draft", None)):
+        raise InvalidRequest(f"draft is {draft!r}; an EngineDraft, or what has draft(tokens, n), is wanted")

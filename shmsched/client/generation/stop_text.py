@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.errors import InvalidRequest
@@ -16,10 +16,11 @@ class TextGate:
     """
 
     def __init__(self, stream: TextStream, stops: Sequence[str]) -> None:
-        if isinstance(stops, str) or not all(isinstance(s, str) and s for s in stops):
+        texts = tuple(stops) if isinstance(stops, Iterable) and not isinstance(stops, str) else (None,)
+        if not all(isinstance(s, str) and s for s in texts):
             raise InvalidRequest(f"stop is {stops!r}; a sequence of texts that are not empty is wanted")
         self._stream = stream
-        self._stops = tuple(stops)
+        self._stops = tuple(text for text in texts if text is not None)
         self._given: list[str] = []
         self._fresh: list[str] = []
         self._held = ""
