@@ -7,7 +7,7 @@ import os
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from shmsched.client.async_replies import AsyncReply, AsyncStream
 from shmsched.client.async_session import AsyncSession
@@ -31,6 +31,9 @@ from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import RETRY_S, Link
 from shmsched.wire.listener import default_socket
+
+if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -245,12 +248,13 @@ class AsyncClient(ClientCore):
         deadline: float | None,
         block: bool,
         timeout: float | None,
+        course: Course | None = None,
     ) -> AsyncReply:
         """Put a step on its way, for one who waits for it later."""
         self._check_usable()
         submission = Submission(
             session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline),
+            deadline_of(deadline), course=course,
         )  # fmt: skip
         return await self._send(submission, AsyncReply(), block, timeout)
 
@@ -264,11 +268,12 @@ class AsyncClient(ClientCore):
         deadline: float | None,
         block: bool,
         timeout: float | None,
+        course: Course | None = None,
     ) -> AsyncStream:
         check_further(further, sampling, stop_tokens, session.vocab_size)
         submission = Submission(
             session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
-            further, stop_tokens,
+            further, stop_tokens, course=course,
         )  # fmt: skip
         return await self._send(submission, AsyncStream(self._channel), block, timeout)
 

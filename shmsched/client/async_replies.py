@@ -18,22 +18,37 @@ class AsyncReply(Reply):
         self._answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
     def done(self) -> bool:
-        return self._answer.done()
+        return self._answer.done() and not self._answer.cancelled()
 
     async def wait(self) -> Response:
-        """The answer. Raises the StepError of a step that failed; StepCancelled among them."""
-        return await self._answer
+        """The answer. Raises the StepError of a step that failed; StepCancelled among them.
+
+        A task that is cancelled here may wait for it again.
+        """
+        try:
+            return await self._answer
+        finally:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Cancelling a task cancels what it waits for: the answer is still to come, and needs another place."""
+        if self._answer.cancelled():
+            self._answer = self._answer.get_loop().create_future()
 
     async def wait_until_done(self) -> None:
         """The same for one who wants to know only that it is over."""
-        await asyncio.wait([self._answer])
+        while not self.done():
+            self._renew()
+            await asyncio.wait([self._answer])
 
     def settle(self, response: Response) -> None:
         self.arrived = time.monotonic()
+        self._renew()
         if not self._answer.done():
             self._answer.set_result(response)
 
     def settle_failed(self, error: ShmschedError) -> None:
+        self._renew()
         if not self._answer.done():
             self._answer.set_exception(error)
             # Whoever submitted it may have been cancelled meanwhile: nobody retrieves it then, which is no fault.

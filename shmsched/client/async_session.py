@@ -78,6 +78,7 @@ class AsyncSession(SessionCore):
 
         Arguments and errors are those of ``Session.generate``. It begins with the first token asked for.
         """
+        self._client._settle(self)
         begun = start(
             self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation
         )  # fmt: skip

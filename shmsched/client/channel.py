@@ -157,6 +157,11 @@ class Channel:
         """What the session still waits for, in order of submission. The caller holds the lock."""
         return list(dict.fromkeys(p.reply for p in self._pending.values() if p.session is session))
 
+    def is_outstanding(self, reply: Reply) -> bool:
+        """Whether its last chunk is on its way. The caller holds the lock."""
+        pending = self._pending.get(reply.last_request)
+        return pending is not None and pending.reply is reply
+
     def withdraw(self, reply: Reply) -> bool:
         """Ask the scheduler to cancel a submission. False if it was answered before."""
         with self.lock:
@@ -165,7 +170,6 @@ class Channel:
                 return False
             if reply.withdrawn:
                 return True
-            reply.withdrawn = True
             first, position = reply.first_request, reply.start
             if isinstance(reply, TokenStream):
                 position = reply.resume_at
@@ -176,12 +180,18 @@ class Channel:
             # What was submitted after it goes with it, also where that had rewound the session further.
             position = last.session.earliest_from(first, position)
             last.session.rewound(self._next_request, position)
+            sent = self._link.frames_sent
             try:
+                reply.withdrawn = True
                 self._link.send(frames.Cancel(last.session.session_id, first, position))
             except SchedulerDied:
                 # The receiver sees the same, and fails it.
                 reply.withdrawn = False
                 return False
+            except BaseException:
+                # An interrupt: it may be withdrawn again, if the scheduler was not told.
+                reply.withdrawn = self._link.frames_sent != sent
+                raise
         return True
 
     def halt(self, stream: TokenStream) -> None:

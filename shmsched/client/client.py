@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from shmsched.client.core import (
     BLOCK_TIMEOUT_S,
@@ -32,6 +32,9 @@ from shmsched.steps import GREEDY, OutputRows, Request, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
+
+if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -200,10 +203,11 @@ class Client(ClientCore):
         deadline: float | None,
         block: bool,
         timeout: float | None,
+        course: Course | None = None,
     ) -> StepFuture:
         submission = Submission(
             session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline),
+            deadline_of(deadline), course=course,
         )  # fmt: skip
         return self._send(submission, StepFuture(self._receiver), block, timeout)
 
@@ -217,11 +221,12 @@ class Client(ClientCore):
         deadline: float | None,
         block: bool,
         timeout: float | None,
+        course: Course | None = None,
     ) -> WaitingStream:
         check_further(further, sampling, stop_tokens, session.vocab_size)
         submission = Submission(
             session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
-            further, stop_tokens,
+            further, stop_tokens, course=course,
         )  # fmt: skip
         return self._send(submission, WaitingStream(self._channel, self._receiver), block, timeout)
 
@@ -276,11 +281,6 @@ class Client(ClientCore):
         if self._channel.arena is None:
             self._channel.arena = ClientArena(segment)
 
-    # --- the end --------------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
-        if self._inherited or self._state.closed:
     def _can_wait_here(self, timeout: float) -> bool:
         """Whether a finalizer may send and wait where it runs: not on the thread that receives, nor on one that it has found
         with a lock of ours."""
@@ -289,6 +289,11 @@ class Client(ClientCore):
         self._channel.lock.release()
         return self._link.can_send(timeout)
 
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
+        if self._inherited or self._state.closed:
             return
         self._state.closed = True
         self._state.end(ClientClosed("the client was closed"))

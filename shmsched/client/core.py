@@ -8,6 +8,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,10 @@ from shmsched.memory.layouts import LOGIT
 from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
+
+if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
+    from shmsched.client.generation.effects import Begin, Rest
 
 LEAST_ARENA = 64 << 20
 BLOCK_TIMEOUT_S = 60.0
@@ -67,8 +72,8 @@ class ClientCore:
         session, start = submission.session, submission.position
         if self._inherited or self._state.closed or self._channel.dead is not None:
             self._check_usable()
-        if session.ended is not None or session._stream is not None:
-            session.check_open()
+        if session.ended is not None or session._stream is not None or session._course is not submission.course:
+            session.check_free(submission.course)
         stands_at = session._position
         if start is None:
             start = stands_at
@@ -92,8 +97,17 @@ class ClientCore:
 
     def _send_now(self, submission: Submission, reply: Reply, later: bool = False) -> None:
         """Send what was placed and has room. The caller holds the lock. ``later``: with what follows."""
+        try:
+            self._channel.submit(submission, reply, later)
+            self._sent(submission, reply)
+        except BaseException:
+            # An interrupt: what is on its way is nonetheless what the session holds.
+            if self._channel.is_outstanding(reply):
+                self._sent(submission, reply)
+            raise
+
+    def _sent(self, submission: Submission, reply: Reply) -> None:
         session, start = submission.session, submission.start
-        self._channel.submit(submission, reply, later)
         session.submitted(reply.first_request, start, start + submission.n_tokens)
         for chunk in submission.chunks:
             session.remember(start, chunk)
@@ -177,10 +191,28 @@ class ClientCore:
             if self._state.sessions.get(fresh.session_id) is fresh:
                 self._state.sessions[fresh.session_id] = session
 
-    def _rest(self, session: SessionCore, position: int, unfed: int | None) -> None:
-        """A generation of ``session`` has ended, and leaves it so."""
+    def _settle(self, session: SessionCore) -> None:
+        """What ``session`` stands at counts now: end what has only its end left to come."""
         with self._channel.lock:
-            session.rest(position, unfed)
+            session.settle()
+
+    def _begin_course(self, session: SessionCore, course: Course, begin: Begin) -> None:
+        """A generation of ``session`` begins. Raises InvalidRequest where another one goes on, or the session has moved."""
+        with self._channel.lock:
+            self._check_usable()
+            session.begin(course, begin.position, begin.unfed)
+
+    def _rest(self, session: SessionCore, course: Course, rest: Rest) -> None:
+        """A generation of ``session`` has ended, and leaves it so."""
+        stream = session._stream
+        if session._course is course and stream is not None and not (stream.ended or stream.withdrawn):
+            # An interrupt has come before the generation knew of it.
+            if session.supports_rewind:
+                stream.cancel()
+            else:
+                stream.halt()
+        with self._channel.lock:
+            session.leave(course, rest.position, rest.unfed)
 
     def _fork_length(self, parent: SessionCore, upto: int | None) -> int:
         with self._channel.lock:

@@ -75,6 +75,14 @@ class TokenStream(Reply):
     def wake(self) -> None:
         """Somebody may wait for what has just come."""
 
+    @abstractmethod
+    def cancel(self) -> bool:
+        """Want no more of it. False if its last token has come."""
+
+    @abstractmethod
+    def halt(self) -> None:
+        """Have the step that is queued or runs be the last."""
+
     def done(self) -> bool:
         return self.ended
 

@@ -100,6 +100,7 @@ class Session(SessionCore):
 
         Raises InvalidRequest or Unsupported for what can never be done, and what ``submit`` raises.
         """
+        self._client._settle(self)
         begun = start(
             self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation
         )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError
 
 if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
     from shmsched.client.models import Model
     from shmsched.client.replies import TokenStream
 
@@ -35,6 +36,8 @@ class SessionCore:
         self._position = 0
         self._fed = array("i")
         self._stream: TokenStream | None = None
+        self._course: Course | None = None
+        """The generation that has the session to itself."""
         self._rewinds: list[tuple[int, int]] = []
         self._fell_back = False
 
@@ -70,6 +73,48 @@ class SessionCore:
             raise InvalidRequest(
                 f"session {self.session_id} is generating; close that generation, or let it end, before the next submission"
             )
+
+    def check_free(self, course: Course | None) -> None:
+        """Raises why the session takes no submission of ``course`` (None: of no generation)."""
+        self.check_open()
+        if course is not None and course is self._course:
+            return
+        self.settle()
+        if self._course is not None:
+            raise InvalidRequest(
+                f"session {self.session_id} is generating; close that generation, or let it end, before the next submission"
+            )
+        if course is not None:
+            raise InvalidRequest(f"this generation of session {self.session_id} has ended; call generate again")
+
+    def begin(self, course: Course, position: int, unfed: int | None) -> None:
+        """A generation takes the session over, as it stood at the call of ``generate``."""
+        if self.ended is None:
+            # What is lost may be replayed: its first step finds out.
+            self.check_free(None)
+        if (position, unfed) != (self._position, self.unfed):
+            raise InvalidRequest(
+                f"session {self.session_id} has moved since generate was called: it goes on at {self._position}, and at"
+                f" {position} then. Call generate again"
+            )
+        self._course = course
+
+    def settle(self) -> None:
+        """End a generation whose caller has all its tokens, and has not asked in vain for one more."""
+        course = self._course
+        if course is not None and course.complete:
+            self.leave(course, course.position, course.unfed)
+
+    def leave(self, course: Course, position: int, unfed: int | None) -> None:
+        """A generation ends, and leaves the session to go on at ``position``; another one's session is not its concern."""
+        if self._course is course:
+            self._course = None
+            self.rest(position, unfed)
+
+    def release(self, course: Course) -> None:
+        """A generation is over, whatever became of it."""
+        if self._course is course:
+            self._course = None
 
     def submitted(self, request: int, start: int, end: int) -> None:
         """``request`` is the first number of a submission of positions ``start`` to ``end``."""
@@ -125,6 +170,7 @@ class SessionCore:
         self.session_id, self.model, self.engine, self.ended = other.session_id, other.model, other.engine, other.ended
         self._position, self._rewinds, self._fell_back, self._stream = 0, [], False, None
         self._fed = array("i")
+        self.unfed = None
 
 
 def closed_error(session_id: int) -> SessionClosed:

@@ -12,6 +12,7 @@ from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire.frames import StepDescriptor, StepFlags
 
 if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
     from shmsched.client.session_core import SessionCore
 
 SAMPLED, MORE = int(StepFlags.SAMPLED), int(StepFlags.MORE)
@@ -24,8 +25,8 @@ class Submission:
     """
 
     __slots__ = (
-        "chunks", "deadline", "further", "n_rows", "n_tokens", "output_rows", "position", "raw_rows", "request_id", "sampling",
-        "session", "start", "stop_tokens",
+        "chunks", "course", "deadline", "further", "n_rows", "n_tokens", "output_rows", "position", "raw_rows", "request_id",
+        "sampling", "session", "start", "stop_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +40,7 @@ class Submission:
         further: int = 0,
         stop_tokens: tuple[int, ...] = (),
         request_id: int | None = None,
+        course: Course | None = None,
     ) -> None:
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise InvalidRequest(f"sampling is {sampling!r}; a SamplingParams, or None for raw logits, is wanted")
@@ -64,6 +66,8 @@ class Submission:
         """How many decodes the scheduler may queue after it, and what ends them."""
         self.stop_tokens = stop_tokens
         self.request_id = request_id
+        self.course = course
+        """The generation that it belongs to."""
         self.n_tokens = n
         self.n_rows = output_rows.count(len(self.chunks[-1]))
         self.raw_rows = self.n_rows if sampling is None else 0

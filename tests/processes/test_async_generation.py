@@ -204,3 +204,64 @@ def test_the_clients_end_ends_it_with_the_reason(cluster: shmsched.Cluster, run:
         assert generation.finish_reason is FinishReason.FAILED
 
     run(main())
+
+
+@way_of
+def test_who_leaves_a_loop_goes_on_with_the_session_at_once(
+    cluster: shmsched.Cluster, run: Run, way: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session(model="echo") as session:
+            generation = session.generate([1, 2, 3], max_new_tokens=100, **way)
+            async for _ in generation:
+                if len(generation.tokens) == 3:
+                    break
+            assert generation.finish_reason is FinishReason.CANCELLED
+            given = generation.tokens
+            assert await collect(session.generate([], max_new_tokens=2, **way)) == echoes([1, 2, 3, *given], 2)
+            async for _ in session.generate([7], max_new_tokens=100, **way):
+                break
+            answered = await session.submit([5])
+            assert answered.tokens.tolist() == echoes(session.history.tolist(), 1)
+
+    run(main())
+
+
+@way_of
+def test_a_generation_that_begins_where_its_session_has_moved_is_refused(
+    cluster: shmsched.Cluster, run: Run, way: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session(model="echo") as session:
+            first = session.generate([1, 2, 3], max_new_tokens=4, **way)
+            second = session.generate([9], max_new_tokens=4, **way)
+            given = await collect(first)
+            with pytest.raises(shmsched.InvalidRequest, match=r"goes on at 6, and at 0 then. Call generate again"):
+                await collect(second)
+            assert await collect(session.generate([9], max_new_tokens=2)) == echoes([1, 2, 3, *given, 9], 2)
+
+    run(main())
+
+
+@pytest.mark.parametrize("continuation", [True, False])
+@pytest.mark.parametrize("cancellings", [1, 2])
+def test_a_cancelled_task_keeps_what_an_engine_that_cannot_rewind_has_run(
+    run: Run, continuation: bool, cancellings: int
+) -> None:
+    async def main(socket: Path) -> None:
+        async with shmsched.AsyncClient(socket=socket) as client, client.open_session() as session:
+            generation = session.generate([1, 2, 3], max_new_tokens=100, continuation=continuation)
+            task = asyncio.create_task(collect(generation))
+            await until(lambda: len(generation.tokens) >= 3, "three tokens")
+            for _ in range(cancellings):
+                task.cancel()
+                await asyncio.sleep(0.002)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            sampled = generation.tokens
+            assert sampled == echoes([1, 2, 3], len(sampled))
+            assert session.unfed == sampled[-1]
+            assert await collect(session.generate([], max_new_tokens=2)) == echoes([1, 2, 3, *sampled], 2)
+
+    with shmsched.launch(f"{ENGINES}:Rigid?vocab={VOCAB}&step_us=30000") as cluster:
+        run(main(cluster.socket))

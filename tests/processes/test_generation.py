@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import random
 import signal
 import threading
 import time
@@ -613,6 +614,90 @@ def test_a_child_process_leaves_its_parents_generation_alone(session: shmsched.S
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert tokens + list(generation) == echoes([1], 500)
+
+
+@way_of
+def test_a_second_generation_is_refused_until_the_first_has_ended(
+    session: shmsched.Session, way: dict[str, Any]
+) -> None:
+    """Whatever has come meanwhile: what the caller was not given yet is sampled, and the session goes on behind it."""
+    first = session.generate([1, 2, 3], max_new_tokens=4, **way)
+    given = [next(first)]
+    stands_still: list[int] = []
+
+    def still() -> bool:
+        stands_still.append(session.position)
+        return len(stands_still) > 20 and len(set(stands_still[-20:])) == 1
+
+    wait_until(still, "all to come that comes by itself")
+    for go_on in (lambda: session.generate([9], max_new_tokens=2), lambda: session.submit([9])):
+        with pytest.raises(shmsched.InvalidRequest, match=r"session \d+ is generating; close that generation"):
+            go_on()
+    given += first
+    assert given == echoes([1, 2, 3], 4)
+    second = session.generate([9], max_new_tokens=2, **way)
+    assert list(second) == echoes([1, 2, 3, *given, 9], 2)
+
+
+@way_of
+def test_who_has_all_tokens_may_go_on_without_asking_for_one_more(
+    session: shmsched.Session, way: dict[str, Any]
+) -> None:
+    first = session.generate([1, 2, 3], max_new_tokens=4, **way)
+    given = [next(first) for _ in range(4)]
+    assert list(session.generate([], max_new_tokens=2, **way)) == echoes([1, 2, 3, *given], 2)
+    assert list(first) == []
+    first.close()
+    assert session.submit([5]).result(DEADLINE).tokens.tolist() == echoes(session.history.tolist(), 1)
+
+
+def test_a_session_that_stands_for_a_new_one_has_nothing_left_to_feed(session: shmsched.Session) -> None:
+    list(session.generate([1], max_new_tokens=2))
+    assert session.unfed is not None
+    session.reopen()
+    assert list(session.generate([7], max_new_tokens=3)) == echoes([7], 3)
+
+
+def test_interrupts_at_any_moment_leave_the_session_free_and_what_it_holds_known(client: shmsched.Client) -> None:
+    inside = threading.Event()
+    over = threading.Event()
+
+    def interrupt() -> None:
+        while not over.is_set():
+            if inside.wait(0.1):
+                time.sleep(random.random() * 0.003)
+                if inside.is_set():
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    inside.clear()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    interrupted = 0
+    try:
+        until = time.monotonic() + 4.0
+        while time.monotonic() < until:
+            with client.open_session(model="echo") as session:
+                generation: Generation | None = None
+                try:
+                    inside.set()
+                    generation = session.generate([1, 2, 3], max_new_tokens=100)
+                    list(generation)
+                    inside.clear()
+                    time.sleep(0.01)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                inside.clear()
+                if generation is not None:
+                    generation.close()
+                for _ in range(2):
+                    token = int(session.submit([5]).result(DEADLINE).tokens[0])
+                    assert [token] == echoes(session.history.tolist(), 1)
+    finally:
+        over.set()
+        interrupter.join(DEADLINE)
+        signal.signal(signal.SIGINT, before)
+    assert interrupted > 20
 
 
 @pytest.mark.parametrize(

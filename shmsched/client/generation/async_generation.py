@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.generation.course import Course, FinishReason
 from shmsched.client.generation.effects import (
     Await,
+    Begin,
     Cancel,
     Continue,
     Effect,
@@ -42,7 +43,7 @@ class AsyncGeneration(Outcome):
     def __init__(
         self, session: AsyncSession, course: Course, plan: Plan[None], context: TokenArray, deadline: float | None
     ) -> None:
-        super().__init__(course, plan, session.model, context)
+        super().__init__(session, course, plan, context)
         self._session = session
         self._deadline = deadline
         self._pid = os.getpid()
@@ -60,16 +61,8 @@ class AsyncGeneration(Outcome):
             effect = await self._advance(effect)
         raise StopAsyncIteration
 
-    async def __aiter__(self) -> AsyncIterator[int]:
-        try:
-            while True:
-                try:
-                    token = await self.__anext__()
-                except StopAsyncIteration:
-                    return
-                yield token
-        finally:
-            await self.aclose()
+    def __aiter__(self) -> AsyncIterator[int]:
+        return _Loop(self)
 
     async def increments(self) -> AsyncIterator[str]:
         """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
@@ -121,6 +114,22 @@ class AsyncGeneration(Outcome):
             # The loop is closed, and everything with it.
             pass
 
+    def _loop_left(self) -> None:
+        """Leave at once, as far as that takes no waiting: who leaves a loop may go on with the session right after it."""
+        if self._reason is not None or self._loop is None or asyncio._get_running_loop() is not self._loop:
+            return
+        effect = self._leave()
+        while isinstance(effect, Cancel | Halt | Rest):
+            effect = self._resume(self._perform_now(effect))
+        if effect is not None:
+            self._effect = effect
+            self._loop.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        effect = self._effect
+        while effect is not None:
+            effect = await self._advance(effect)
+
     # --- effects --------------------------------------------------------------------------------------------------------
 
     async def _advance(self, effect: Effect) -> Effect | None:
@@ -141,15 +150,24 @@ class AsyncGeneration(Outcome):
                 self._clock.hear(step, step.arrived)
                 return response
             case Submit(tokens, position, sampling, output_rows, session):
+                course = self._course if session is None else None
                 session = session or self._session
                 begin = session._client._begin
                 return await begin(
-                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S
+                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S, course
                 )
             case Continue(tokens, sampling, further, stop_tokens):
-                return await self._session.stream(
-                    tokens, further=further, stop_tokens=stop_tokens, sampling=sampling, deadline=self._deadline
-                )
+                stream = self._session._client._stream
+                return await stream(
+                    self._session, tokens, sampling, further, stop_tokens, self._deadline, True, BLOCK_TIMEOUT_S, self._course
+                )  # fmt: skip
+            case Reopen():
+                return await self._session.reopen()
+            case _:
+                return self._perform_now(effect)
+
+    def _perform_now(self, effect: Effect) -> Any:
+        match effect:
             case Cancel(AsyncStream() as stream):
                 return stream.cancel()
             case Cancel(handle):
@@ -159,7 +177,23 @@ class AsyncGeneration(Outcome):
                 return withdrawn
             case Halt(stream):
                 return stream.halt()
-            case Rest(position, unfed):
-                return self._session._client._rest(self._session, position, unfed)
-            case Reopen():
-                return await self._session.reopen()
+            case Begin():
+                return self._session._client._begin_course(self._session, self._course, effect)
+            case Rest():
+                return self._session._client._rest(self._session, self._course, effect)
+
+
+class _Loop:
+    """A loop over a generation: to leave it is to let go of this, which an asynchronous generator learns a turn later."""
+
+    def __init__(self, generation: AsyncGeneration) -> None:
+        self._generation = generation
+
+    def __aiter__(self) -> _Loop:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, int]:
+        return self._generation.__anext__()
+
+    def __del__(self) -> None:
+        self._generation._loop_left()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shmsched.client.generation.course import Course
-from shmsched.client.generation.effects import Cancel, Halt, Next, Plan, Rest
+from shmsched.client.generation.effects import Begin, Cancel, Halt, Next, Plan, Rest
 from shmsched.client.replies import TokenStream
 
 
@@ -13,6 +15,7 @@ def concluding(course: Course, plan: Plan[None], can_rewind: bool) -> Plan[None]
     Where the caller leaves or something fails, what the caller was not given is undone, and the session stands as if it had
     not been sampled. An engine that cannot rewind keeps what has run; what came of it then counts as given.
     """
+    yield Begin(course.position, course.unfed)
     try:
         yield from plan
     except GeneratorExit:
@@ -20,12 +23,31 @@ def concluding(course: Course, plan: Plan[None], can_rewind: bool) -> Plan[None]
     except BaseException:
         yield from leaving(course, can_rewind)
         raise
-    yield from _withdrawing(course)
-    yield Rest(course.position, course.unfed)
+    yield from _surely(lambda: _resting(course))
 
 
 def leaving(course: Course, can_rewind: bool) -> Plan[None]:
     """The caller has what it was given, and nothing more comes."""
+    yield from _surely(lambda: _leaving(course, can_rewind))
+
+
+def _surely(plan: Callable[[], Plan[None]]) -> Plan[None]:
+    """Once more, where an interrupt or a second cancelling came in the middle of it."""
+    try:
+        yield from plan()
+    except GeneratorExit:
+        raise
+    except BaseException:
+        yield from plan()
+        raise
+
+
+def _resting(course: Course) -> Plan[None]:
+    yield from _withdrawing(course)
+    yield Rest(course.position, course.unfed)
+
+
+def _leaving(course: Course, can_rewind: bool) -> Plan[None]:
     if can_rewind:
         yield from _withdrawing(course)
         course.undo()

@@ -96,6 +96,11 @@ class Course:
         """The tokens at positions 0 to ``position``: int32. They are known from the beginning only with ``before``."""
         return self.context()[: self.position]
 
+    @property
+    def complete(self) -> bool:
+        """Whether all has come and was given, so that nothing is left to do but to say where the session stands."""
+        return self.finish_reason is not None and not self._released and (self.step is None or self.step.done())
+
     def answer(self) -> Plan[Response]:
         """Wait for the step that is on its way."""
         response: Response = yield Await(self.step)

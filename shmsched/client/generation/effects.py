@@ -19,6 +19,13 @@ Handle: TypeAlias = Any
 """A step on its way, or a stream of tokens: whatever the one who runs the plan has for it."""
 
 
+class Begin(NamedTuple):
+    """Have the session to oneself from here on, standing at ``position`` with ``unfed`` as it did at the call."""
+
+    position: int
+    unfed: int | None
+
+
 class Submit(NamedTuple):
     """Put a step on its way; sent back its handle."""
 
@@ -81,7 +88,7 @@ class Reopen(NamedTuple):
     """Open a new session on a living engine in place of the lost one, at position 0."""
 
 
-Effect = Submit | Await | Continue | Next | Emit | Cancel | Halt | Rest | Reopen
+Effect = Begin | Submit | Await | Continue | Next | Emit | Cancel | Halt | Rest | Reopen
 Plan: TypeAlias = Generator[Effect, Any, T]
 
 

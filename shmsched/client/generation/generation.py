@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import (
     Await,
+    Begin,
     Cancel,
     Continue,
     Effect,
@@ -45,7 +47,7 @@ class Generation(Outcome):
     def __init__(
         self, session: Session, course: Course, plan: Plan[None], context: TokenArray, deadline: float | None
     ) -> None:
-        super().__init__(course, plan, session.model, context)
+        super().__init__(session, course, plan, context)
         self._session = session
         self._deadline = deadline
         self._pid = os.getpid()
@@ -54,11 +56,16 @@ class Generation(Outcome):
             effect = self._advance(effect)
 
     def __next__(self) -> int:
-        effect = self._resume() if isinstance(self._effect, Emit) else self._effect
-        while effect is not None:
-            if isinstance(effect, Emit):
-                return effect.token
-            effect = self._advance(effect)
+        try:
+            effect = self._resume() if isinstance(self._effect, Emit) else self._effect
+            while effect is not None:
+                if isinstance(effect, Emit):
+                    return effect.token
+                effect = self._advance(effect)
+        except BaseException:
+            # It has ended, unless an interrupt has kept from the plan what an effect came to: so it cannot go on.
+            self.close()
+            raise
         raise StopIteration
 
     def __iter__(self) -> Iterator[int]:
@@ -69,9 +76,8 @@ class Generation(Outcome):
                 except StopIteration:
                     return
                 yield token
-        except GeneratorExit:
+        finally:
             self._finalize()
-            raise
 
     def increments(self) -> Iterator[str]:
         """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
@@ -134,20 +140,24 @@ class Generation(Outcome):
                 self._clock.hear(step, step.arrived)
                 return response
             case Submit(tokens, position, sampling, output_rows, session):
-                submit = (session or self._session).submit
+                course = self._course if session is None else None
+                session = session or self._session
+                submit = session._client._submit
                 return submit(
-                    tokens, position=position, sampling=sampling, output_rows=output_rows, deadline=self._deadline
+                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S, course
                 )
             case Continue(tokens, sampling, further, stop_tokens):
-                stream = self._session.stream
+                stream = self._session._client._stream
                 return stream(
-                    tokens, further=further, stop_tokens=stop_tokens, sampling=sampling, deadline=self._deadline
-                )
+                    self._session, tokens, sampling, further, stop_tokens, self._deadline, True, BLOCK_TIMEOUT_S, self._course
+                )  # fmt: skip
             case Cancel(handle):
                 return handle.cancel()
             case Halt(stream):
                 return stream.halt()
-            case Rest(position, unfed):
-                return self._session._client._rest(self._session, position, unfed)
+            case Begin():
+                return self._session._client._begin_course(self._session, self._course, effect)
+            case Rest():
+                return self._session._client._rest(self._session, self._course, effect)
             case Reopen():
                 return self._session.reopen()

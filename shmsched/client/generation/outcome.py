@@ -11,7 +11,7 @@ from shmsched.client.generation.course import Course, FinishReason
 from shmsched.client.generation.effects import Effect, Left, Plan, TokenArray
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.generation.timings import Clock, Timings
-from shmsched.client.models import Model
+from shmsched.client.session_core import SessionCore
 
 
 def _given_up(error: BaseException) -> bool:
@@ -22,12 +22,13 @@ def _given_up(error: BaseException) -> bool:
 class Outcome:
     """The tokens of a generation so far, and how it ended."""
 
-    def __init__(self, course: Course, plan: Plan[None], model: Model, context: TokenArray) -> None:
+    def __init__(self, session: SessionCore, course: Course, plan: Plan[None], context: TokenArray) -> None:
         self.error: BaseException | None = None
         """Why it failed, if it did; its caller was given it too."""
         self._course = course
         self._plan = plan
-        self._model = model
+        self._model = session.model
+        self._standing = session
         self._context = context
         self._clock = Clock()
         self._reason: FinishReason | None = None
@@ -108,3 +109,5 @@ class Outcome:
         self._clock.note(len(self._course.sampled))
         self._reason = reason
         self._effect = None
+        # Where an interrupt has come before the plan could say where the session stands.
+        self._standing.release(self._course)

@@ -14,6 +14,7 @@ from shmsched.client.generation.conclusion import concluding
 from shmsched.client.generation.course import Course, FinishReason
 from shmsched.client.generation.effects import (
     Await,
+    Begin,
     Cancel,
     Continue,
     Effect,
@@ -136,6 +137,9 @@ class Runner:
     def perform(self, effect: Effect) -> Any:
         session = self.session
         match effect:
+            case Begin(position, unfed):
+                assert (position, unfed) == (session.position, session.unfed)
+                return None
             case Submit(tokens, position, sampling, rows):
                 session.feed(tokens, position)
                 return PlainStep(position, self.response(len(tokens), sampling, rows))
