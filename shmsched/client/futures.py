@@ -29,9 +29,6 @@ class Keeper(Protocol):
     def poke(self) -> None:
         """The future was settled by somebody who takes in no answers."""
 
-    def refuse_in_callback(self, what: str, /) -> None:
-        """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""
-
 
 class StepFuture(LightFuture[Response], Reply):
     """A ``concurrent.futures.Future`` whose ``cancel`` reaches the scheduler.

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 
+from shmsched.client.interrupts import Deferred
 from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
 from shmsched.errors import ClientClosed, Full, ShmschedError, SystemLimit
@@ -32,8 +33,10 @@ class Receiver(threading.Thread):
         self._link = link
         self._state = state
         self._make_session = make_session
-        self._turn = threading.Lock()
-        """Whoever holds it reads and handles."""
+        self._turn: dict[str, int] = {}
+        """Under "turn" the thread that reads and handles, if any. Taking it with ``setdefault`` says in one instruction who has
+        it: an interrupt right after a lock was acquired would leave it acquired."""
+        self._interrupts = Deferred()
         self._reading = False
         """A caller reads."""
         self._read = False
@@ -67,17 +70,22 @@ class Receiver(threading.Thread):
         while not self._ended:
             if self._reading or self._read:
                 self._stand_aside()
-            elif self._link.wait_readable() and not self._reading and self._turn.acquire(blocking=False):
+            elif self._link.wait_readable() and not self._reading and self._take_turn():
                 try:
                     self._take_in()
                 finally:
-                    self._turn.release()
+                    self._turn.clear()
         if self._state.closed:
             self._link.close()
-        with self._turn:
-            # A caller that still waited has gone, and no other one will. The client is kept by nothing of ours from here on.
-            self._close()
-            del self._make_session
+        while not self._take_turn():
+            self._look.wait(PARK_S)
+        # A caller that still waited has gone, and no other one will. The client is kept by nothing of ours from here on.
+        self._close()
+        del self._make_session
+
+    def _take_turn(self) -> bool:
+        me = threading.get_ident()
+        return self._turn.setdefault("turn", me) == me
 
     def _close(self) -> None:
         poked, self._poked = self._poked, -1
@@ -127,13 +135,13 @@ class Receiver(threading.Thread):
 
         Raises Full in a future's callback, which would wait for itself.
         """
-        if not self._turn.acquire(blocking=False):
-            self.refuse_in_callback("wait for another answer")
-            self._followers += 1
-            return False
+        self.refuse_in_callback("wait for another answer")
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._reading = True
         try:
+            if not self._take_turn():
+                self._followers += 1
+                return False
+            self._reading = True
             while not ready() and not self._ended:
                 self._link.flush()
                 left = None if deadline is None else deadline - time.monotonic()
@@ -148,13 +156,18 @@ class Receiver(threading.Thread):
             # It cannot be flushed: the daemon is gone. What it had still said is read next, by the thread.
             pass
         finally:
-            followers, self._followers = self._followers, 0
-            self._read = not followers
-            self._reading = False
-            self._turn.release()
-            if followers or self._parked_for_long or self._ended:
-                self._look.set()
+            if self._turn.get("turn") == threading.get_ident():
+                self._leave()
         return True
+
+    def _leave(self) -> None:
+        """The caller's turn is over."""
+        followers, self._followers = self._followers, 0
+        self._read = not followers
+        self._reading = False
+        self._turn.clear()
+        if followers or self._parked_for_long or self._ended:
+            self._look.set()
 
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
@@ -186,6 +199,10 @@ class Receiver(threading.Thread):
 
     def _take_in(self) -> None:
         """Handle what has arrived. Whoever calls has the turn."""
+        with self._interrupts:
+            self._handle_arrived()
+
+    def _handle_arrived(self) -> None:
         self._handler = threading.get_ident()
         outstanding = self._state.channel.outstanding
         try:
@@ -198,8 +215,8 @@ class Receiver(threading.Thread):
         except ShmschedError as e:
             self._end(e)
         except BaseException as e:
-            # An interrupt in the middle of this leaves things half done; a callback may have raised SystemExit; or the fault
-            # is ours. Nobody may wait for this connection from now on.
+            # A second interrupt in the middle of this leaves things half done; a callback may have raised SystemExit; or the
+            # fault is ours. Nobody may wait for this connection from now on.
             what = f"the client's receiver was ended by {type(e).__name__}: {e}"
             self._end(ClientClosed(f"{what}. Make a new client"))
             if not isinstance(e, Exception) and threading.current_thread() is not self:
