@@ -6,11 +6,16 @@ between taking a frame from the socket and settling what it answers, say. (trio 
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+# What `signal` wraps: its enums take 10 us a call, and this is entered for everything that arrives.
+_signal: Any = importlib.import_module("_signal")
+
+_SIGNALS = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)))
 
 
 class Deferred:
@@ -28,17 +33,17 @@ class Deferred:
         if threading.get_ident() != threading.main_thread().ident:
             return
         for number in _SIGNALS:
-            handler = signal.getsignal(number)
+            handler = _signal.getsignal(number)
             if callable(handler):
                 self._handlers[number] = handler
-                signal.signal(number, self._handle)
+                _signal.signal(number, self._handle)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            _signal.signal(number, handler)
         came, self._came = self._came, {}
         for number, frame in came.items():
             handlers[number](number, frame)  # type: ignore[operator]
