@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from shmsched.cli.options import Number, socket_option
+from shmsched.cli.options import SECONDS, Number, socket_option
 from shmsched.cli.printable import printable
 
 
@@ -29,6 +29,9 @@ from shmsched.cli.printable import printable
     "--top-k", type=click.IntRange(min=0, max=2**31 - 1), metavar="K", default=64, show_default=True, help="0: off."
 )
 @click.option("--seed", type=click.IntRange(min=0, max=2**64 - 1), metavar="N", help="The same seed, the same text.")
+@click.option(
+    "--wait", type=SECONDS, metavar="S", default=0.0, help="How long to wait for a daemon that is still starting."
+)
 @click.option("--raw-prompt", is_flag=True, help="Leave out the token for the beginning of a text before the prompt.")
 def command(
     prompt: str,
@@ -39,6 +42,7 @@ def command(
     top_p: float,
     top_k: int,
     seed: int | None,
+    wait: float,
     raw_prompt: bool,
 ) -> None:
     """Continue PROMPT with the daemon's model, printing the text as it comes.
@@ -56,7 +60,7 @@ def command(
 
     sampling = SamplingParams(temperature, top_p, top_k, seed)
     show = printable if sys.stdout.isatty() else str
-    with Client(socket=socket) as client, client.open_session(model=model) as session:
+    with Client(socket=socket, wait=wait) as client, client.open_session(model=model) as session:
         tokenizer = session.model.tokenizer
         tokens = tokenizer.encode(prompt, bos=not raw_prompt)
         if not tokens:

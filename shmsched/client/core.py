@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from shmsched.client.generation.effects import Begin, Rest
 
 LEAST_ARENA = 64 << 20
+FARTHEST_DEADLINE_S = 1e7
+"""Four months; what is farther is a time of another clock."""
 BLOCK_TIMEOUT_S = 60.0
 """How long a submission waits for room unless it says otherwise."""
 _clients: weakref.WeakSet[ClientCore] = weakref.WeakSet()
@@ -263,6 +266,12 @@ def deadline_of(value: object) -> float:
         return 0.0
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise InvalidRequest(f"deadline is {value!r}; a time of time.monotonic(), or None, is wanted")
+    ahead = value - time.monotonic()
+    if ahead > FARTHEST_DEADLINE_S:
+        raise InvalidRequest(
+            f"deadline is {value!r}, {ahead:,.0f} s ahead; at most {FARTHEST_DEADLINE_S:,.0f} s are allowed."
+            " It is a time of time.monotonic(), not of time.time()"
+        )
     return float(value)
 
 

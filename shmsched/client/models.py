@@ -93,4 +93,5 @@ def _load_tokenizer(spec: str) -> Tokenizer:
         except ImportError as e:
             raise Unsupported(f"the tokenizer {kind!r} needs a package that is not installed: {e}") from e
         return tokenizer
-    raise Unsupported(f"no tokenizer of kind {kind!r} is installed (entry points {TOKENIZERS})")
+    known = ", ".join(sorted({entry.name for entry in entry_points(group=TOKENIZERS)})) or "none"
+    raise Unsupported(f"no tokenizer of kind {kind!r} is installed (entry points {TOKENIZERS}: {known}); pass tokens")

@@ -148,9 +148,15 @@ def _engine(path: Path, index: int, table: Any) -> EngineConfig:
         raise InvalidRequest(f"{path}: {where}: {e}") from e
 
 
+_KINDS = {str: "a text", int: "a whole number", float: "a number", dict: "a table", list: "a list of tables"}
+
+
 def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key, value in table.items():
         if key not in known:
             raise InvalidRequest(f"{path}: {where} has {key!r}; known are {', '.join(known)}")
         if not isinstance(value, known[key]) or isinstance(value, bool):
-            raise InvalidRequest(f"{path}: {where}: {key} is {value!r}, which has the wrong type")
+            kinds = known[key] if isinstance(known[key], tuple) else (known[key],)
+            wanted = " or ".join(_KINDS[kind] for kind in kinds)
+            hint = f"; engines are written [[{key}]]" if known[key] is list else ""
+            raise InvalidRequest(f"{path}: {where}: {key} is {value!r}; it must be {wanted}{hint}")

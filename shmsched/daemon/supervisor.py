@@ -21,6 +21,8 @@ MOST_FAILURES = 5
 """Deaths in a row, with no batch completed in between, after which an engine is not started again."""
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 30.0
+LAST_WORD_S = 0.05
+"""How long the last word of an engine that ended before it attached may take to be read."""
 
 
 class WorkerState(Enum):
@@ -197,6 +199,14 @@ class Supervisor:
         self._loop.unwatch(worker.pidfd)
         os.close(worker.pidfd)
         worker.pidfd = -1
+        if worker.link is None and not worker.reason:
+            # It may have said why, on a connection that is not accepted yet.
+            self._loop.call_at(time.monotonic() + LAST_WORD_S, lambda: self._bury(worker))
+        else:
+            self._bury(worker)
+
+    def _bury(self, worker: Worker) -> None:
+        assert worker.process is not None
         status = worker.process.wait()
         worker.last_exit = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         worker.process = None

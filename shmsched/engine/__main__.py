@@ -9,7 +9,7 @@ import signal
 import sys
 
 from shmsched.engine.contract import Engine
-from shmsched.engine.host import serve
+from shmsched.engine.host import check_complete, serve
 from shmsched.engine.spec import EngineSpec
 from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
 from shmsched.wire.frames import Role, StartFailed
@@ -48,7 +48,9 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
 def _construct(spec: str, socket: str | None) -> Engine:
     """The engine, not started. What goes wrong is told to the daemon too, for whoever waits for this engine."""
     try:
-        return EngineSpec.parse(spec).load()()
+        engine = EngineSpec.parse(spec).load()()
+        check_complete(engine)
+        return engine
     except Exception as e:
         message = str(e) if isinstance(e, ShmschedError) else f"{type(e).__name__}: {e}"
         try:

@@ -46,13 +46,21 @@ def serve(engine: Engine, socket: str | os.PathLike[str] | None = None, *, spec:
     ``wait``: seconds to keep trying while the daemon is still starting. Raises SchedulerUnreachable, or EngineStartError if
     the engine does not start or the daemon refuses it.
     """
-    if not isinstance(getattr(engine, "info", None), EngineInfo):
-        raise EngineSpecError(f"engine {type(engine).__name__} has no self.info; its __init__ sets it to an EngineInfo")
+    check_complete(engine)
     link = Link.connect(socket or default_socket(), frames.Role.ENGINE, wait)
     try:
         EngineHost(engine, link, spec or type(engine).__name__).run()
     finally:
         link.close()
+
+
+def check_complete(engine: Engine) -> None:
+    """Raises EngineSpecError if the engine lacks what no engine can do without."""
+    name = type(engine).__name__
+    if not isinstance(getattr(engine, "info", None), EngineInfo):
+        raise EngineSpecError(f"engine {name} has no self.info; its __init__ sets it to an EngineInfo")
+    if type(engine).forward is Engine.forward:
+        raise EngineSpecError(f"engine {name} has no forward(batch); without it, it can run nothing")
 
 
 class EngineHost:

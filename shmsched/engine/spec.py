@@ -75,7 +75,9 @@ class EngineSpec:
             try:
                 return _engine_class(self.name, entry.load()), self.argument
             except ImportError as e:
-                raise EngineSpecError(f"engine {self.name!r} cannot be imported: {e}") from e
+                raise EngineSpecError(
+                    f"engine {self.name!r} cannot be imported: {e}{_extra_for(entry.value, self.name)}"
+                ) from e
         if self.argument is None:
             known = ", ".join(sorted({e.name for e in entry_points(group=GROUP)})) or "none"
             raise EngineSpecError(
@@ -87,6 +89,12 @@ class EngineSpec:
         if found is None:
             raise EngineSpecError(f"{self.name} has no {class_name!r}; the engine is written {self.name}:Class")
         return _engine_class(f"{self.name}:{class_name}", found), argument if colon else None
+
+
+def _extra_for(module: str, name: str) -> str:
+    """What to install for one of our own engines."""
+    extra = {"llama_cpp": "llama"}.get(name, name)
+    return f". It comes with `pip install 'shmsched[{extra}]'`" if module.startswith("shmsched.workers.") else ""
 
 
 def _import(name: str) -> types.ModuleType:

@@ -19,7 +19,7 @@ from shmsched.wire.codec import pack, unpack
 from shmsched.wire.credentials import credentials, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
 from shmsched.wire.framing import FrameSplitter, framed
-from shmsched.wire.listener import check_path_length
+from shmsched.wire.listener import check_path_length, default_socket
 
 READ_SIZE = 1 << 16
 RETRY_S = 0.02
@@ -269,6 +269,12 @@ def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:
         )
     if cause.errno == errno.ENOENT and not Path(path).exists():
         return SchedulerUnreachable(
-            f"no daemon at {os.fspath(path)}: there is no such socket. Start one with `shmsched up`"
+            f"no daemon at {os.fspath(path)}: there is no such socket. `shmsched up` starts one{_there(path)}"
         )
-    return SchedulerUnreachable(f"no daemon answers at {os.fspath(path)}: {cause}. Start one with `shmsched up`")
+    return SchedulerUnreachable(
+        f"no daemon answers at {os.fspath(path)}: {cause}. `shmsched up` starts one{_there(path)}"
+    )
+
+
+def _there(path: str | os.PathLike[str]) -> str:
+    return "" if Path(path) == default_socket() else f" there with --socket {os.fspath(path)}"

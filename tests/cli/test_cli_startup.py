@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import stat
 import subprocess
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from typing import NamedTuple
 import pytest
 from commands import DEADLINE_S, SCRIPT, environment, shmsched
 
+from processes.leftovers import wait_until
+
 ENGINES = """
+from shmsched.engine import Engine, EngineInfo
 from shmsched.workers.echo import Echo
 
 
@@ -26,6 +30,15 @@ class NoFile(Echo):
 class NoStart(Echo):
     def start(self, limits) -> None:
         raise RuntimeError("no kernels for this machine\\n(two lines)")
+
+
+class NoInfo(Engine):
+    pass
+
+
+class NoForward(Engine):
+    def __init__(self) -> None:
+        self.info = EngineInfo(model="m", vocab_size=9, max_sessions=1, max_session_tokens=9)
 """
 
 
@@ -79,6 +92,8 @@ TROUBLES = {
     "directory that others write to": Trouble(group_writable, r"\(mode 770\); chmod it to 700"),
     "path of something else": Trouble(no_socket, "is not a socket; remove it or choose another path"),
     "no such engine": Trouble(engine("nope"), "no engine is named 'nope'. Known: echo, gemma.*; or write"),
+    "no forward": Trouble(engine("engines.py:NoForward"), r"engine NoForward has no forward\(batch\)"),
+    "no info": Trouble(engine("engines.py:NoInfo"), "engine NoInfo has no self.info; its __init__ sets it"),
     "no such option": Trouble(engine("echo?vocabulary=7"), "unexpected keyword argument 'vocabulary'; it takes"),
     "no such module": Trouble(engine("no.such:Engine"), "'no.such' cannot be imported: ModuleNotFoundError"),
     "no such engine file": Trouble(engine("nope.py:Engine"), "engine file .*nope.py does not exist"),
@@ -140,3 +155,30 @@ def test_too_few_descriptors_for_a_daemon_are_one_line(home: Path, n: int) -> No
     assert re.fullmatch(
         rf"shmsched: at most {n} descriptors .* needs 64.*Raise the limit \(`ulimit -n`\)\n", done.stderr
     )
+
+
+def test_why_an_engine_did_not_start_is_read_though_its_end_is_seen_first(home: Path) -> None:
+    """The daemon is stopped until the engine is dead: the end of the process and its last word come in one moment."""
+    command = [SCRIPT, "up", "--engine", "nope"]
+    with subprocess.Popen(command, env=environment(home), cwd=home, stderr=subprocess.PIPE, text=True) as daemon:
+        child = lambda: child_of(daemon.pid)  # noqa: E731
+        wait_until(child, "the engine's process")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            engine = child()
+            wait_until(lambda: is_zombie(engine), "the engine's end")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        _, said = daemon.communicate(timeout=DEADLINE_S)
+    assert "no engine is named 'nope'" in said
+    assert len(said.splitlines()) == 1
+
+
+def child_of(pid: int) -> int:
+    """Its first child, whichever thread made it; 0 if there is none."""
+    children = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    return next((int(c) for found in children for c in found), 0)
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"

@@ -313,7 +313,7 @@ def test_the_daemons_death_fails_every_future_at_once() -> None:
 
 
 def test_no_daemon_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(shmsched.SchedulerUnreachable, match="there is no such socket. Start one with `shmsched up`"):
+    with pytest.raises(shmsched.SchedulerUnreachable, match="there is no such socket. `shmsched up` starts one"):
         shmsched.Client(socket=tmp_path / "none.sock")
 
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from shmsched import Client, ClientClosed, Full, NoEngine, SchedulerDied, SchedulerStopped, ShmschedError
+from shmsched import Client, ClientClosed, Full, Model, NoEngine, SchedulerDied, SchedulerStopped, ShmschedError
 from shmsched.tools.load.flight import Flight, Pulse, Shared
 from shmsched.tools.load.generators import Generators
 from shmsched.tools.load.loop import ClosedLoop
@@ -37,14 +37,13 @@ SMALL_ARENA = 16 << 20
 class Driver:
     """All sessions of one connection. The closed loops run in one thread, which futures' callbacks feed through a queue."""
 
-    def __init__(self, client: Client, plan: ClientPlan, tell: Teller, told: Telling, life: int) -> None:
-        info = client.models[MODEL].info
-        max_chunk = client.models[MODEL].max_prefill_chunk_size
+    def __init__(self, client: Client, model: Model, plan: ClientPlan, tell: Teller, told: Telling, life: int) -> None:
+        info, max_chunk = model.info, model.max_prefill_chunk_size
         check = RowCheck(info.vocab_size)
         self.shared = Shared(
             client, Tally(connects=1), check, HeldLeases(check), told.landings, told.pulse, plan.peers_fall
         )
-        self.generators = Generators(client, plan, told.pulse, life)
+        self.generators = Generators(client, model, plan, told.pulse, life)
         self._plan = plan
         self._tell = tell
         self._told = told
@@ -263,8 +262,7 @@ def _live(plan: ClientPlan, tell: Teller, told: Telling, go: threading.Event) ->
     life = 0
     while not told.stopped:
         with Client(socket=plan.socket, wait=CONNECT_S, arena_bytes=SMALL_ARENA if plan.life_steps else None) as client:
-            _await_model(client)
-            driver = Driver(client, plan, tell, told, life)
+            driver = Driver(client, _served(client), plan, tell, told, life)
             if life == 0:
                 tell("ready")
                 go.wait()
@@ -277,13 +275,14 @@ def _live(plan: ClientPlan, tell: Teller, told: Telling, go: threading.Event) ->
     return time.monotonic() - started
 
 
-def _await_model(client: Client) -> None:
-    """While every engine is being started again, nothing is served."""
+def _served(client: Client) -> Model:
+    """The model, once it is served: while every engine is being started again nothing is, and a moment later nothing may be."""
     deadline = time.monotonic() + CONNECT_S
-    while MODEL not in client.models:
+    while (model := client.models.get(MODEL)) is None:
         if time.monotonic() >= deadline:
             raise NoEngine(f"no engine of model {MODEL!r} came within {CONNECT_S:g} s")
         time.sleep(RETRY_S)
+    return model
 
 
 if __name__ == "__main__":

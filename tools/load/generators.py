@@ -6,16 +6,16 @@ import asyncio
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from shmsched import AsyncClient, Client, Model, ShmschedError
 from shmsched.tools.load.counts import Counts
 from shmsched.tools.load.drawn import Draws
 from shmsched.tools.load.flight import Pulse
-from shmsched.tools.load.generating import RETRY_S, Generating
+from shmsched.tools.load.generating import Generating
 from shmsched.tools.load.hands import Hands, Task, Thread
-from shmsched.tools.load.options import MODEL, ClientPlan
+from shmsched.tools.load.options import ClientPlan
 
 MODEL_S = 10.0
 
@@ -23,16 +23,17 @@ MODEL_S = 10.0
 class Generators:
     """Starts them, and sees to it that they end."""
 
-    def __init__(self, client: Client, plan: ClientPlan, pulse: Pulse, life: int) -> None:
+    def __init__(self, client: Client, model: Model, plan: ClientPlan, pulse: Pulse, life: int) -> None:
         self.counts = Counts(plan.peers_fall, pulse)
         self._plan = plan
+        self._model = model
         self._life = life
         self._all: list[Generating] = []
         if plan.on_asyncio and plan.generating:
             self._threads = [self._thread(lambda: asyncio.run(self._all_on_asyncio()))]
         else:
             hands = Thread(client)
-            self._all = [self._make(hands, client.models, i) for i in range(plan.generating)]
+            self._all = [self._make(hands, i) for i in range(plan.generating)]
             self._threads = [self._thread(partial(hands.run, generating.run())) for generating in self._all]
 
     def _thread(self, run: Callable[[], None]) -> threading.Thread:
@@ -68,8 +69,8 @@ class Generators:
                 tally.lost += max(outstanding, late)
                 tally.examples.insert(0, f"lost: {outstanding} steps of {late} threads that generate and did not end")
 
-    def _make(self, hands: Hands, models: Mapping[str, Model], index: int) -> Generating:
-        plan, model = self._plan, models[MODEL]
+    def _make(self, hands: Hands, index: int) -> Generating:
+        plan, model = self._plan, self._model
         # A part of its own keeps these choices apart from those of sessions that make turns.
         seed = (plan.seed, plan.index, index, self._life, 1)
         draws = Draws(model.info.vocab_size, model.info.max_session_tokens, seed, plan.cancel)
@@ -80,9 +81,5 @@ class Generators:
             with self.counts.held() as tally:
                 tally.connects += 1
             hands = Task(client)
-            async with asyncio.timeout(MODEL_S):
-                while MODEL not in client.models:
-                    # Every engine is being started again.
-                    await asyncio.sleep(RETRY_S)
-            self._all = [self._make(hands, client.models, i) for i in range(self._plan.generating)]
+            self._all = [self._make(hands, i) for i in range(self._plan.generating)]
             await asyncio.gather(*(hands.run(generating.run()) for generating in self._all))

@@ -132,6 +132,9 @@ def _rows(outcome: Outcome, document: dict[str, Any]) -> list[tuple[str, str, bo
         )
     )
     errors = ", ".join(f"{name} x {n}" for name, n in document["errors"].items())
+    # Only what no fault explains has failed; and what dead engines ran is known to nobody any more.
+    blameless = " that no injected fault explains" if outcome.options.chaos else ""
+    survivors = " of the engines that lived to the end" if outcome.options.chaos else ""
     return [
         ("steps/s", f"{document['steps_per_s']:,.0f}  ({document['steps']:,} in {document['seconds']:.1f} s)", None),
         ("tokens/s", f"{document['tokens_per_s']:,.0f}", None),
@@ -139,7 +142,7 @@ def _rows(outcome: Outcome, document: dict[str, Any]) -> list[tuple[str, str, bo
         (
             "mean batch",
             f"{document['mean_batch']:.2f} steps, {document['mean_batch_tokens']:.2f} tokens"
-            f" ({outcome.batches:,} batches)",
+            f" ({outcome.batches:,} batches{survivors})",
             None,
         ),
         (
@@ -168,7 +171,11 @@ def _rows(outcome: Outcome, document: dict[str, Any]) -> list[tuple[str, str, bo
             None,
         ),
         ("wrong", f"{document['wrong']:,}", document["wrong"] == 0),
-        ("failed", f"{document['failed']:,}{'  ' + errors if errors else ''}", document["failed"] == 0),
+        (
+            "failed",
+            f"{document['failed']:,}{blameless}{'  ' + errors if errors else ''}",
+            document["failed"] == 0,
+        ),
         ("lost", f"{document['lost']:,}", document["lost"] == 0),
         ("leaked", f"{document['leaked']:,}", document["leaked"] == 0),
         (
