@@ -51,7 +51,7 @@ def test_the_engine_example_is_complete_and_under_40_lines(tmp_path: Path, monke
         rows = session.submit([2, 3], output_rows=shmsched.OutputRows.ALL).result(DEADLINE).tokens.tolist()
         assert rows == [3, 1]
         assert session.submit([7, 8, 7], position=2).result(DEADLINE).tokens.tolist() == [8]
-        (command,) = re.findall(r"^shmsched (generate --temperature .*)$", README, re.MULTILINE)
+        (command,) = re.findall(r"^shmsched (generate --wait .*)$", README, re.MULTILINE)
         generate = [Path(sys.executable).with_name("shmsched"), *shlex.split(command), "--socket", cluster.socket]
         said = subprocess.run(generate, capture_output=True, text=True, timeout=DEADLINE, check=False)
         assert said.returncode == 0, said.stderr
