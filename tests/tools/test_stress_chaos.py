@@ -36,7 +36,9 @@ def test_a_stopped_engine_times_out_and_that_is_what_its_steps_say(stress: Calla
     run = stress("--seconds", "6", "--mode", "generate", "--chaos", "stop-engine=1.5")
     assert_nothing_wrong(run)
     stopped = run.results["chaos"]["stop-engine"]
-    assert set(stopped["steps_failed"]) == {"EngineTimeout", "SessionLost"}
+    # Whether a step was in its hands when it was stopped is chance; its sessions are lost in any case.
+    assert "SessionLost" in stopped["steps_failed"]
+    assert set(stopped["steps_failed"]) <= {"EngineTimeout", "SessionLost"}
     assert stopped["came_of_it"]["engines timed out"] >= 1
 
 

@@ -170,8 +170,7 @@ class Drive:
         progress, now = self._progress(), time.monotonic()
         if progress.completed != self._moved[0] or not self._moved[1]:
             self._moved = (progress.completed, now)
-        told = self.watch is None or self.watch.can_tell
-        return (self._has_soaked() and told) or now - self._moved[1] > STALLED_S
+        return (self._has_soaked() and self.watch.can_tell) or now - self._moved[1] > STALLED_S
 
     def _has_soaked(self) -> bool:
         soak, progress = self.options.soak, self._progress()

@@ -105,7 +105,7 @@ class Watch:
     @property
     def can_tell(self) -> bool:
         """Whether it has watched for long enough to tell what grows. A fast machine reaches a short soak's goals before that."""
-        return self._taken >= 2 * LEAST_SAMPLES
+        return not self.processes or self._taken >= 2 * LEAST_SAMPLES
 
     def tick(self, now: float) -> None:
         if not self.processes or now < self._next:
