@@ -16,7 +16,8 @@ EDGES = (0, 1, 2, 3, 7, 100, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 
 FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, float("inf"), float("-inf"), float("nan"))
 SAID_BY = {
     frames.Role.CLIENT: range(32, 48),
-    frames.Role.ENGINE: range(48, 64),
+    # An engine that says that it is faulty is killed: that is the end of this process.
+    frames.Role.ENGINE: range(48, 55),
     # Whoever says Stop ends the daemon, and may.
     frames.Role.CONTROL: range(80, 81),
 }

@@ -46,6 +46,7 @@ def test_the_daemon_lives_and_an_honest_client_stays_right(
                     rounds += 1
             finally:
                 hostile.kill()
+            assert hostile.returncode == 0
             assert hostile.stdout is not None
             sent, made = map(int, hostile.stdout.read().split())
         assert hostile.returncode == 0
