@@ -103,6 +103,9 @@ class ClientCore:
         try:
             self._channel.submit(submission, reply, later)
             self._sent(submission, reply)
+        except SchedulerDied as e:
+            # The scheduler may have said why before it went; that is not read yet.
+            raise self._state.end_of_stream() from e
         except BaseException:
             # An interrupt: what is on its way is nonetheless what the session holds.
             if self._channel.is_outstanding(reply):
@@ -162,7 +165,11 @@ class ClientCore:
             self._check_usable()
             number, self._next_session = self._next_session, self._next_session + 1
             self._state.opening[number] = opening
-            self._link.send(frame(number))
+            try:
+                self._link.send(frame(number))
+            except SchedulerDied as e:
+                self._state.opening.pop(number, None)
+                raise self._state.end_of_stream() from e
         return number
 
     def _give_up_opening(self, number: int) -> bool:

@@ -79,6 +79,9 @@ class Unstartable(Engine):
     def start(self, limits: object) -> None:
         raise RuntimeError("no weights here")
 
+    def forward(self, batch: BatchView) -> None:
+        raise AssertionError("it never starts")
+
 
 class Unforkable(Echo):
     """Echo, but for forking."""

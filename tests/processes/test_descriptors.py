@@ -37,6 +37,7 @@ async def connect_async():
 
 loop = asyncio.new_event_loop()
 connect()
+shmsched.AsyncClient  # imported when asked for, which takes descriptors too
 for attempt in (connect, lambda: loop.run_until_complete(connect_async())):
     refusals = 0
     for n in range(20):
