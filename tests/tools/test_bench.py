@@ -18,7 +18,7 @@ from shmsched.tools.bench import command as bench
 from shmsched.tools.bench.contestant import Contestant
 from shmsched.tools.bench.crew import BenchFault
 from shmsched.tools.bench.measure import Effort, Finding
-from shmsched.tools.bench.plan import Plan, Transport
+from shmsched.tools.bench.plan import RACING, Plan, Transport
 from shmsched.tools.bench.scenarios import SCENARIOS, Scenario
 
 from processes.leftovers import our_processes, wait_until
@@ -43,7 +43,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("transport", list(Transport), ids=lambda t: t.value)
+@pytest.mark.parametrize("transport", RACING, ids=lambda t: t.value)
 @pytest.mark.parametrize("raw", [False, True], ids=["tokens", "raw"])
 def test_every_contestant_answers_as_echo_does_round_after_round(transport: Transport, raw: bool) -> None:
     with Contestant(replace(LOAD, transport=transport, raw=raw)) as contestant:
@@ -160,7 +160,7 @@ def test_every_kind_of_scenario_comes_to_its_verdicts(name: str, monkeypatch: py
         assert math.isfinite(values[0])
         assert values[0] >= 0.0
     if name == "roundtrip":
-        assert [series.name for series in finding.series] == [transport.value for transport in Transport]
+        assert [series.name for series in finding.series] == [transport.value for transport in RACING]
 
 
 def test_what_others_found_is_shown_beside_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

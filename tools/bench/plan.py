@@ -15,6 +15,14 @@ class Transport(StrEnum):
     MPQUEUE = "mpqueue"
     INPROC = "inproc"
     LIMIT = "limit"
+    MODEL = "shmsched_model"
+    """shmsched with a real model."""
+    LLAMA = "llama"
+    """That model in a bare loop."""
+
+
+RACING = (Transport.SHMSCHED, Transport.ZMQ, Transport.MPQUEUE, Transport.INPROC, Transport.LIMIT)
+"""Those that answer as echo does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,10 @@ class Plan:
     step_us: float = 0.0
     """What the engine's forward pass costs, slept."""
     max_sessions: int = 1024
+    model: str = ""
+    """A GGUF file, for those that run a real model."""
+    threads: int = 0
+    """What the model computes with."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shmsched.tools.bench.contestant import Contestant
 from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Verdict, alternate, ratios
-from shmsched.tools.bench.plan import Plan, RoundResult, Transport
+from shmsched.tools.bench.plan import RACING, Plan, RoundResult, Transport
 
 OURS = Transport.SHMSCHED
 
@@ -27,7 +27,7 @@ class Race:
     def run(self, effort: Effort) -> Finding:
         with ExitStack() as stack:
             runs: dict[str, Callable[[], float]] = {}
-            for transport in Transport:
+            for transport in RACING:
                 effort.show(f"{transport.value} starts")
                 contestant = stack.enter_context(Contestant(replace(self.load, transport=transport)))
                 runs[transport.value] = self._runner(contestant, effort)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shmsched.tools.bench import busy, core, depth, races, resting, storm
+from shmsched.tools.bench import busy, core, depth, model, races, resting, storm
 from shmsched.tools.bench.measure import Effort, Finding
 
 
@@ -28,6 +28,7 @@ SCENARIOS = {
     storm.NAME: Scenario("8 sessions decode while 100,000-token prompts stream in", storm.run),
     depth.NAME: Scenario("the cost of a step with much queued, connected and open", depth.run),
     core.NAME: Scenario("the in-process Scheduler alone", core.run),
+    model.NAME: Scenario("Gemma 3 270M in llama.cpp, 16 sessions of 4 clients, greedy decode", model.run),
     resting.IDLE: Scenario("daemon, engine and clients with nothing to do", resting.run_idle),
     resting.MEMORY: Scenario("the daemon with 64 clients and 10,000 sessions", resting.run_memory),
 }

@@ -1,0 +1,61 @@
+"""Scenario ``model``: what is left of a real model's speed, when its tokens go to four other processes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+from shmsched.tools.bench.contestant import Contestant
+from shmsched.tools.bench.crew import BenchFault
+from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Verdict, alternate, ratios
+from shmsched.tools.bench.plan import Plan, Transport
+from shmsched.workers.gemma.files import cache_directory, demo_file
+
+NAME = "model"
+LEAST_S = 2.0
+PROMPT_TOKENS = 16
+
+
+def run(effort: Effort) -> Finding:
+    """Each round begins with new texts, so that both work on texts of the same length."""
+    if find_spec("llama_cpp") is None:
+        raise BenchFault("the scenario model needs llama-cpp-python: pip install 'shmsched[llama]'")
+    directory = cache_directory()
+    directory.mkdir(parents=True, exist_ok=True)
+    ours = Plan(
+        transport=Transport.MODEL,
+        clients=4,
+        sessions=4,
+        batch=16,
+        model=str(demo_file(directory)),
+        threads=len(os.sched_getaffinity(0)),
+    )
+    with ExitStack() as stack:
+        contestants = {
+            "shmsched": stack.enter_context(Contestant(ours)),
+            "llama_decode loop": stack.enter_context(
+                Contestant(replace(ours, transport=Transport.LLAMA, clients=1, sessions=16))
+            ),
+        }
+        runs = {name: partial(_rate, contestant, effort) for name, contestant in contestants.items()}
+        values = alternate(runs, effort)
+    shmsched, bare = values.values()
+    return Finding(
+        scenario=NAME,
+        series=[Series(name=name, unit="tokens/s", values=got) for name, got in values.items()],
+        verdicts=[
+            Verdict(what="shmsched / llama_decode loop", unit="x", values=ratios(shmsched, bare), bar=Bar(limit=0.95))
+        ],
+    )
+
+
+def prompt(number: int) -> list[int]:
+    """For session ``number`` of all: tokens that every model has, and no two prompts alike."""
+    return [2, *(100 + (7 * number + i) % 1000 for i in range(PROMPT_TOKENS - 1))]
+
+
+def _rate(contestant: Contestant, effort: Effort) -> float:
+    return contestant.run(max(1.0, effort.warm_up), max(LEAST_S, effort.seconds)).steps_per_s
