@@ -18,7 +18,7 @@ LINKS = {"workers", "tools"}
 
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
-    {"errors"},
+    {"errors", "saying"},
     {"steps", "futures"},
     {"scheduling"},
     {"memory"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -27,6 +26,7 @@ from shmsched.errors import (
     Unsupported,
 )
 from shmsched.memory.segment import Segment
+from shmsched.saying import say_trace
 from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import RETRY_S, Link
@@ -352,7 +352,7 @@ class AsyncClient(ClientCore):
             self._end(e)
         except Exception as e:
             # The fault is ours; nobody may wait for this connection from now on.
-            traceback.print_exc()
+            say_trace()
             self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}"))
 
     def _flush_soon(self) -> None:

@@ -12,13 +12,13 @@ import os
 import select
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from shmsched.client.interrupts import Deferred
 from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
 from shmsched.errors import ClientClosed, Full, ShmschedError, SystemLimit
+from shmsched.saying import say_trace
 from shmsched.wire.link import Link
 
 PARK_S = 0.005
@@ -221,7 +221,7 @@ class Receiver(threading.Thread):
             self._end(ClientClosed(f"{what}. Make a new client"))
             if not isinstance(e, Exception) and threading.current_thread() is not self:
                 raise
-            traceback.print_exc()
+            say_trace()
         finally:
             self._handler = 0
             self._answers = outstanding - self._state.channel.outstanding

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer
 from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
+from shmsched.saying import say, say_trace
 from shmsched.wire import frames
 from shmsched.wire.credentials import refuse_other_users
 from shmsched.wire.listener import Listener
@@ -165,11 +164,9 @@ class Connections:
         """No descriptors are left: what waits in the backlog would wake the loop again and again to no avail."""
         if not self._told_of_pause:
             self._told_of_pause = True
-            print(
+            say(
                 f"shmsched: cannot accept connections for now: {cause.strerror}; {len(self._all)} are open. `ulimit -n` says how"
-                " many descriptors there may be",
-                file=sys.stderr,
-                flush=True,
+                " many descriptors there may be"
             )
         fd = self._listener.sock.fileno()
         self._loop.unwatch(fd)
@@ -227,7 +224,7 @@ class Connections:
             self.drop(connection, str(e), ErrorCode.of(e))
         except Exception as e:
             # A fault of ours that this peer's frame found must not take everybody else down with it.
-            traceback.print_exc(file=sys.stderr)
+            say_trace()
             self.drop(
                 connection, f"the scheduler failed on this connection: {type(e).__name__}: {e}", ErrorCode.PROTOCOL
             )

@@ -6,11 +6,11 @@ import heapq
 import itertools
 import os
 import select
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
+
+from shmsched.saying import say_trace
 
 READ = select.EPOLLIN | select.EPOLLRDHUP
 WRITE = select.EPOLLOUT
@@ -144,4 +144,4 @@ def _guarded(callback: Callback) -> None:
     try:
         callback()
     except Exception:
-        traceback.print_exc(file=sys.stderr)
+        say_trace()

@@ -27,6 +27,7 @@ from shmsched.daemon.state import Step
 from shmsched.daemon.supervisor import Supervisor, WorkerState
 from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped, SystemLimit
 from shmsched.memory.segment import sweep
+from shmsched.saying import say
 from shmsched.wire import frames
 from shmsched.wire.listener import Listener
 
@@ -95,7 +96,7 @@ class Daemon:
 
     def log(self, message: str) -> None:
         """One line, whatever an engine has to say."""
-        print(f"shmsched: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        say(f"shmsched: {' '.join(message.split())}")
 
     def next_number(self) -> int:
         """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
@@ -192,10 +193,10 @@ class Daemon:
         if workers and not up:
             self._exit_status = 1
             if self.config.launcher_pid:
-                print("failed " + "; ".join(w.reason or w.last_exit for w in workers).replace("\n", " "), flush=True)
+                say("failed " + "; ".join(w.reason or w.last_exit for w in workers).replace("\n", " "), sys.stdout)
             self.end()
         elif not self.ending:
-            print(f"ready {self.config.socket}", flush=True)
+            say(f"ready {self.config.socket}", sys.stdout)
 
     # --- the end --------------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -32,6 +30,7 @@ from shmsched.errors import (
 )
 from shmsched.memory.layouts import LOGIT, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
+from shmsched.saying import say_trace
 from shmsched.steps import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
@@ -168,7 +167,7 @@ class EngineHost:
             self._engine.close_session(slot)
         except Exception:
             # The session is over whatever its engine says; the others' are not.
-            traceback.print_exc(file=sys.stderr)
+            say_trace()
 
     def _run_batch(self, batch: int, slot: BatchSlot) -> frames.Done | frames.BatchFailed:
         entries, tokens = slot.pull(batch)
@@ -182,7 +181,7 @@ class EngineHost:
                 for rows in passes(entries):
                     self._run_pass(rows, entries, tokens, outcome)
         except Exception as e:
-            traceback.print_exc(file=sys.stderr)
+            say_trace()
             if guards is not None:
                 guards.check()
             return frames.BatchFailed(batch, f"{type(e).__name__}: {e}")
