@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ settings.load_profile("shmsched")
 
 def pytest_configure() -> None:
     mark_this_run()
+    # `timeout pytest ...` sends it: what tests have started must end with them, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture
