@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from shmsched.client.async_replies import AsyncReply, AsyncStream
 from shmsched.client.async_session import AsyncSession
-from shmsched.client.core import ClientCore, check_further, deadline_of, output_rows_of
+from shmsched.client.core import ClientCore
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
 from shmsched.client.submission import Submission
-from shmsched.client.tokens import as_tokens
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -252,10 +251,7 @@ class AsyncClient(ClientCore):
     ) -> AsyncReply:
         """Put a step on its way, for one who waits for it later."""
         self._check_usable()
-        submission = Submission(
-            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline), course=course,
-        )  # fmt: skip
+        submission = self._step(session, tokens, position, sampling, output_rows, deadline, course)
         return await self._send(submission, AsyncReply(), block, timeout)
 
     async def _stream(
@@ -270,11 +266,7 @@ class AsyncClient(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> AsyncStream:
-        check_further(further, sampling, stop_tokens, session.vocab_size)
-        submission = Submission(
-            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
-            further, stop_tokens, course=course,
-        )  # fmt: skip
+        submission = self._continued(session, tokens, sampling, further, stop_tokens, deadline, course)
         return await self._send(submission, AsyncStream(self._channel), block, timeout)
 
     async def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:

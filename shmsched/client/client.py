@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from shmsched.client.core import (
     BLOCK_TIMEOUT_S,
     ClientCore,
-    check_further,
     deadline_of,
     output_rows_of,
 )
@@ -205,10 +204,7 @@ class Client(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> StepFuture:
-        submission = Submission(
-            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline), course=course,
-        )  # fmt: skip
+        submission = self._step(session, tokens, position, sampling, output_rows, deadline, course)
         return self._send(submission, StepFuture(self._receiver), block, timeout)
 
     def _stream(
@@ -223,11 +219,7 @@ class Client(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> WaitingStream:
-        check_further(further, sampling, stop_tokens, session.vocab_size)
-        submission = Submission(
-            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
-            further, stop_tokens, course=course,
-        )  # fmt: skip
+        submission = self._continued(session, tokens, sampling, further, stop_tokens, deadline, course)
         return self._send(submission, WaitingStream(self._channel, self._receiver), block, timeout)
 
     def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:

@@ -20,9 +20,10 @@ from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
 from shmsched.client.submission import Submission
+from shmsched.client.tokens import as_tokens
 from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
 from shmsched.memory.layouts import LOGIT
-from shmsched.steps import OutputRows, SamplingParams
+from shmsched.steps import OutputRows, SamplingParams, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
@@ -66,6 +67,39 @@ class ClientCore:
         return self._state.channel
 
     # --- submitting -----------------------------------------------------------------------------------------------------
+
+    def _step(
+        self,
+        session: SessionCore,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        output_rows: OutputRows,
+        deadline: float | None,
+        course: Course | None,
+    ) -> Submission:
+        """What a session's ``submit`` asks for, checked. Raises InvalidRequest."""
+        return Submission(
+            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
+            deadline_of(deadline), course=course,
+        )  # fmt: skip
+
+    def _continued(
+        self,
+        session: SessionCore,
+        tokens: Tokens,
+        sampling: SamplingParams,
+        further: int,
+        stop_tokens: tuple[int, ...],
+        deadline: float | None,
+        course: Course | None,
+    ) -> Submission:
+        """What a session's ``stream`` asks for, checked. Raises InvalidRequest."""
+        check_further(further, sampling, stop_tokens, session.vocab_size)
+        return Submission(
+            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
+            further, stop_tokens, course=course,
+        )  # fmt: skip
 
     def _place(self, submission: Submission) -> str | None:
         """Let it start where the session stands now, refuse what can never run as it stands, and say what there is no room for.

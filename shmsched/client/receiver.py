@@ -78,7 +78,7 @@ class Receiver(threading.Thread):
         if self._state.closed:
             self._link.close()
         while not self._take_turn():
-            self._look.wait(PARK_S)
+            time.sleep(PARK_S)
         # A caller that still waited has gone, and no other one will. The client is kept by nothing of ours from here on.
         self._close()
         del self._make_session
