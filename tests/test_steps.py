@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shmsched.errors import InvalidRequest
+from shmsched.memory.layouts import SAMPLING
 from shmsched.steps import OutputRows, Request, RequestParams, SamplingParams
 from shmsched.wire.codec import pack, unpack
 from shmsched.wire.frames import StepDescriptor, Submit
@@ -33,11 +34,12 @@ INF, NAN = float("inf"), float("nan")
 )
 def test_what_is_taken_travels(good: dict[str, Any]) -> None:
     p = SamplingParams(**good)
-    step = StepDescriptor(1, 1, 1, 0, 1, 1, p.top_k, p.temperature, p.top_p, p.seed or 0, 0)
+    step = StepDescriptor(1, 1, 1, 0, 1, 1, SAMPLING.pack(p.top_k, p.temperature, p.top_p, p.seed or 0), 0)
     (again,) = unpack(pack(Submit(0, 0, 0, 0, [step]))).steps
-    assert (again.top_k, again.seed) == (p.top_k, p.seed or 0)
-    assert again.temperature == pytest.approx(p.temperature)
-    assert again.top_p == pytest.approx(p.top_p)
+    top_k, temperature, top_p, seed = SAMPLING.unpack(again.sampling)
+    assert (top_k, seed) == (p.top_k, p.seed or 0)
+    assert temperature == pytest.approx(p.temperature)
+    assert top_p == pytest.approx(p.top_p)
 
 
 @pytest.mark.parametrize(

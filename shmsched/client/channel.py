@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import Submission
 from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
-from shmsched.memory.layouts import RECORD, RESULT, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
+from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
 from shmsched.steps import Response
@@ -25,7 +26,7 @@ from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.link import Link
 
 _NO_ROWS = -1
-TOKENS = int(RecordKind.TOKENS)
+TOKEN, TOKENS = int(RecordKind.TOKEN), int(RecordKind.TOKENS)
 
 
 class Pending(NamedTuple):
@@ -220,7 +221,7 @@ class Channel:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
             came = self._advance(streamed) if streamed else []
             at = 0
-            for request, n_rows, kind, waited in RECORD.iter_unpack(records):
+            for request, n_rows, kind, waited, token, logprob in RECORD.iter_unpack(records):
                 first, at = at, at + n_rows if kind == TOKENS else at
                 pending = self._take(request)
                 if pending is None:
@@ -232,6 +233,10 @@ class Channel:
                     continue
                 if reply.withdrawn or reply.done():
                     self._free_rows(pending)
+                elif kind == TOKEN:
+                    # 0.8 us; as a row of ``results`` it would take 3.
+                    ids, logprobs = np.array((token,)), np.array((logprob,), np.float32)
+                    settled.append((reply, _answer(pending, ids, logprobs)))
                 elif kind == TOKENS:
                     settled.append((reply, _sampled(pending, results, first, n_rows)))
                 else:
@@ -340,11 +345,9 @@ class Channel:
 
 
 def _sampled(pending: Pending, results: bytes, first: int, n_rows: int) -> Response:
-    if n_rows == 1:
-        # 1.1 us, where the arrays' way takes 3.
-        token, logprob = RESULT.unpack_from(results, first * RESULT.size)
-        tokens, logprobs = np.array((token,)), np.array((logprob,), np.float32)
-    else:
-        rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT.size)
-        tokens, logprobs = rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"])
+    rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT_DTYPE.itemsize)
+    return _answer(pending, rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"]))
+
+
+def _answer(pending: Pending, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]) -> Response:
     return Response(pending.request_id, pending.session.session_id, tokens, logprobs, None, pending.reply.queue_wait)

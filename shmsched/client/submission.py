@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.errors import InvalidRequest
+from shmsched.memory.layouts import SAMPLING
 from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire.frames import StepDescriptor, StepFlags
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from shmsched.client.session_core import SessionCore
 
 SAMPLED, MORE = int(StepFlags.SAMPLED), int(StepFlags.MORE)
+UNSAMPLED = bytes(SAMPLING.size)
 
 
 class Submission:
@@ -76,22 +78,23 @@ class Submission:
     def describe(self, first_request: int, rows_offset: int) -> list[StepDescriptor]:
         """A descriptor for each chunk, numbered from ``first_request`` on; only the last asks for output."""
         session, sampling = self.session, self.sampling
-        top_k, temperature, top_p, seed, flags = 0, 0.0, 1.0, 0, 0
+        packed, flags = UNSAMPLED, 0
         if sampling is not None:
-            top_k, temperature, top_p, flags = sampling.top_k, sampling.temperature, sampling.top_p, SAMPLED
+            flags = SAMPLED
             seed = session.seed if sampling.seed is None else sampling.seed
+            packed = SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
         descriptors: list[StepDescriptor] = []
         position = self.start
         for chunk in self.chunks[:-1]:
             descriptor = StepDescriptor(
                 first_request + len(descriptors), session.session_id, len(chunk), position, OutputRows.NONE, flags | MORE,
-                top_k, temperature, top_p, seed, rows_offset, 0, 0, self.deadline,
+                packed, rows_offset, 0, 0, self.deadline,
             )  # fmt: skip
             descriptors.append(descriptor)
             position += len(chunk)
         last = StepDescriptor(
             first_request + len(descriptors), session.session_id, len(self.chunks[-1]), position, self.output_rows, flags,
-            top_k, temperature, top_p, seed, rows_offset, self.further, len(self.stop_tokens), self.deadline,
+            packed, rows_offset, self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
         descriptors.append(last)
         return descriptors

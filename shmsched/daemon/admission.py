@@ -9,7 +9,7 @@ import numpy as np
 
 from shmsched.daemon.state import Generation, Session, SessionState, Step
 from shmsched.errors import ErrorCode, InvalidRequest
-from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT
+from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT, SAMPLING
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Plain numbers: a member of an enum takes several times as long to fetch and to compare.
 SAMPLED = int(StepFlags.SAMPLED)
 ALL_ROWS = int(OutputRows.ALL)
+GREEDY = SAMPLING.pack(0, 0.0, 1.0, 0)[:-8]
+"""What any seed may follow."""
 
 
 class Rejected(Exception):
@@ -71,8 +73,8 @@ def admit(
     n_rows = n_tokens if output_rows == ALL_ROWS else output_rows
     sampled = bool(d.flags & SAMPLED)
     if sampled:
-        if d.temperature != 0.0 or d.top_p != 1.0 or d.top_k != 0:
-            _check_sampling(d)
+        if not d.sampling.startswith(GREEDY):
+            _check_sampling(d.sampling)
     elif n_rows:
         size = 0 if arena is None else arena.size
         end_of_rows = d.rows_offset + n_rows * offer.vocab_size * LOGIT.itemsize
@@ -97,7 +99,7 @@ def admit(
         output_rows,
         n_rows,
         sampled,
-        (d.top_k, d.temperature, d.top_p, d.seed),
+        d.sampling,
         d.rows_offset,
         d.deadline,
         generation,
@@ -126,8 +128,9 @@ def _check_vocabulary(tokens: bytes, n: int, vocab_size: int) -> None:
         raise _invalid(f"token {least if least < 0 else worst} is outside the vocabulary of {vocab_size}")
 
 
-def _check_sampling(d: StepDescriptor) -> None:
+def _check_sampling(sampling: bytes) -> None:
+    top_k, temperature, top_p, seed = SAMPLING.unpack(sampling)
     try:
-        SamplingParams(d.temperature, d.top_p, d.top_k, d.seed)
+        SamplingParams(temperature, top_p, top_k, seed)
     except InvalidRequest as e:
         raise _invalid(str(e)) from None

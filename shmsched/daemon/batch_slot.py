@@ -50,7 +50,7 @@ class BatchSlot:
                     step.position,
                     step.output_rows,
                     step.sampled,
-                    *step.sampling,
+                    step.sampling,
                     session.client.number,
                     step.rows_offset,
                 )

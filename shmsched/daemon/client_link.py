@@ -22,7 +22,7 @@ from shmsched.wire.peer import Peer
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
-TOKENS, LOGITS = int(RecordKind.TOKENS), int(RecordKind.LOGITS)
+TOKEN, TOKENS, LOGITS = int(RecordKind.TOKEN), int(RecordKind.TOKENS), int(RecordKind.LOGITS)
 
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
@@ -194,15 +194,18 @@ class ClientLink:
             return
         self._has_news(self)
         n = step.n_rows
-        if step.sampled:
-            self.outstanding_results -= n
-            if n == 1:
-                self._results.append(ids[at], logprobs[at])
-            elif n:
-                rows = np.empty(n, RESULT_DTYPE)
-                rows["token"], rows["logprob"] = ids[at : at + n], logprobs[at : at + n]
-                self._results.extend(rows.tobytes())
-        self._records.append(step.request, n, TOKENS if step.sampled else LOGITS, step.waited)
+        if not step.sampled:
+            self._records.append(step.request, n, LOGITS, step.waited, 0, 0.0)
+            return
+        self.outstanding_results -= n
+        if n == 1:
+            self._records.append(step.request, 1, TOKEN, step.waited, ids[at], logprobs[at])
+            return
+        if n:
+            rows = np.empty(n, RESULT_DTYPE)
+            rows["token"], rows["logprob"] = ids[at : at + n], logprobs[at : at + n]
+            self._results.extend(rows.tobytes())
+        self._records.append(step.request, n, TOKENS, step.waited, 0, 0.0)
 
     def stream(self, follower: Step, token: int, logprob: float, waited: float) -> bool:
         """Write a token of a generation that goes on with ``follower``, which has taken over the room for its last answer.

@@ -89,7 +89,7 @@ class Step(QueuedStep):
         output_rows: int,
         n_rows: int,
         sampled: bool,
-        sampling: tuple[int, float, float, int],
+        sampling: bytes,
         rows_offset: int,
         deadline: float,
         generation: Generation | None,
@@ -109,7 +109,7 @@ class Step(QueuedStep):
         self.n_rows = n_rows
         self.sampled = sampled
         self.sampling = sampling
-        """top_k, temperature, top_p, seed."""
+        """As ``memory.layouts.SAMPLING`` packs it."""
         self.rows_offset = rows_offset
         """Where its raw logits go in the client's arena, in bytes."""
         self.deadline = deadline

@@ -28,7 +28,7 @@ from shmsched.errors import (
     Unsupported,
     error_of,
 )
-from shmsched.memory.layouts import LOGIT, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.memory.layouts import LOGIT, SAMPLING, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.saying import say_trace
 from shmsched.steps import SamplingParams
@@ -289,11 +289,12 @@ class EngineHost:
         return np.frombuffer(self._arenas[entry.client], LOGIT, vocab, at)
 
 
-_sampling_params = lru_cache(4096)(SamplingParams)
-"""They are checked when made, and a session has the same ones at each step."""
+@lru_cache(4096)
+def _sampling_params(packed: bytes) -> SamplingParams:
+    """They are checked when made, and a session has the same ones at each step."""
+    top_k, temperature, top_p, seed = SAMPLING.unpack(packed)
+    return SamplingParams(temperature, top_p, top_k, seed)
 
 
 def _sampling(entry: StepEntry) -> SamplingParams | None:
-    if not entry.sampled:
-        return None
-    return _sampling_params(entry.temperature, entry.top_p, entry.top_k, entry.seed)
+    return _sampling_params(entry.sampling) if entry.sampled else None

@@ -34,6 +34,8 @@ class RecordKind(IntEnum):
     """``n_rows`` results follow in the results ring."""
     LOGITS = 2
     """``n_rows`` rows of logits lie where the step asked for them."""
+    TOKEN = 3
+    """The one result is in the record itself: a decode's, and so nearly every one."""
 
 
 class Record(NamedTuple):
@@ -44,14 +46,18 @@ class Record(NamedTuple):
     kind: int
     waited: float
     """For how many seconds it was queued."""
+    token: int
+    logprob: float
 
 
-RECORD = struct.Struct("<QIIf")
-RECORD_DTYPE = np.dtype([("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4"), ("waited", "<f4")])
+RECORD = struct.Struct("<QIIfif")
+RECORD_DTYPE = np.dtype(
+    [("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4"), ("waited", "<f4"), ("token", "<i4"), ("logprob", "<f4")]
+)
 
 
 class Result(NamedTuple):
-    """One sampled token of a completed step."""
+    """One sampled token of a completed step that has several."""
 
     token: int
     logprob: float
@@ -103,6 +109,11 @@ class ClientLayout:
 # --- the engine segment: batches out, results back ----------------------------------------------------------------------
 
 
+SAMPLING = struct.Struct("<IffQ")
+"""top_k, temperature, top_p and seed of a step, in one piece: the scheduler passes them on from client to engine and has no
+use for them itself."""
+
+
 class StepEntry(NamedTuple):
     """One step of a batch, as the scheduler describes it to the engine's host."""
 
@@ -112,10 +123,8 @@ class StepEntry(NamedTuple):
     position: int
     output_rows: int
     sampled: int
-    top_k: int
-    temperature: float
-    top_p: float
-    seed: int
+    sampling: bytes
+    """As SAMPLING packs it."""
     client: int
     rows_offset: int
 
@@ -125,7 +134,7 @@ class StepEntry(NamedTuple):
         return self.length if self.output_rows == ALL_ROWS else self.output_rows
 
 
-STEP = struct.Struct("<IIIIHHIffQQQ")
+STEP = struct.Struct(f"<IIIIHH{SAMPLING.size}sQQ")
 STEP_DTYPE = np.dtype(
     [
         ("slot", "<u4"),
@@ -134,10 +143,7 @@ STEP_DTYPE = np.dtype(
         ("position", "<u4"),
         ("output_rows", "<u2"),
         ("sampled", "<u2"),
-        ("top_k", "<u4"),
-        ("temperature", "<f4"),
-        ("top_p", "<f4"),
-        ("seed", "<u8"),
+        ("sampling", "V20"),
         ("client", "<u8"),
         ("rows_offset", "<u8"),
     ]

@@ -6,6 +6,7 @@ import struct
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
+from shmsched.memory.layouts import SAMPLING
 from shmsched.wire.codec import U8, U16, U32, U64, Blob, Buffer, Text, U32s, U64s, frame, rows_part, shortcut
 from shmsched.wire.framing import framed
 
@@ -149,7 +150,8 @@ MAX_STOP_TOKENS = 16
 
 
 class StepDescriptor(NamedTuple):
-    """One step. Its tokens are the next ``n_tokens`` of the ring. ``rows_offset`` counts for raw steps only.
+    """One step. Its tokens are the next ``n_tokens`` of the ring. ``rows_offset`` counts for raw steps only, ``sampling`` (as
+    ``memory.layouts.SAMPLING`` packs it) for others.
 
     ``further``: how many decodes the scheduler may queue after this step by itself, each with the token that the one before
     it gave, until one gives a stop token: the next ``n_stop_tokens`` of those in the frame. ``deadline``: when it must have
@@ -162,17 +164,14 @@ class StepDescriptor(NamedTuple):
     position: int
     output_rows: int
     flags: int
-    top_k: int
-    temperature: float
-    top_p: float
-    seed: int
+    sampling: bytes
     rows_offset: int
     further: int = 0
     n_stop_tokens: int = 0
     deadline: float = 0.0
 
 
-STEP_DESCRIPTOR = struct.Struct("<QQIIBBIffQQIBd")
+STEP_DESCRIPTOR = struct.Struct(f"<QQIIBB{SAMPLING.size}sQIBd")
 StepDescriptors = Annotated[list[StepDescriptor], rows_part(STEP_DESCRIPTOR, StepDescriptor._make)]
 
 

@@ -16,7 +16,7 @@ import pytest
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.engine.host import EngineHost
 from shmsched.errors import EngineStartError, ErrorCode, ProtocolError, ShmschedError
-from shmsched.memory.layouts import GUARD, HEADER, STEP, BatchSlotLayout, StepStatus
+from shmsched.memory.layouts import GUARD, HEADER, SAMPLING, STEP, BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows
 from shmsched.wire import frames
@@ -28,6 +28,7 @@ from processes.leftovers import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 VOCAB = 100
+GREEDY = SAMPLING.pack(0, 0.0, 1.0, 0)
 LIMITS = Limits(8, 16)
 LAYOUT = BatchSlotLayout(LIMITS.max_batch_size)
 DONE, DEFERRED, FAILED = StepStatus.DONE, StepStatus.DEFERRED, StepStatus.FAILED
@@ -95,7 +96,7 @@ class Scheduler:
             n = len(s.tokens)
             STEP.pack_into(
                 buffer, LAYOUT.steps_offset + i * STEP.size,
-                s.slot, start, n, s.position, s.rows, s.sampled, 0, 0.0, 1.0, 0, s.client, s.offset,
+                s.slot, start, n, s.position, s.rows, s.sampled, GREEDY, s.client, s.offset,
             )  # fmt: skip
             np.frombuffer(buffer, np.int32, n, LAYOUT.tokens_offset + 4 * start)[:] = s.tokens
             start += n

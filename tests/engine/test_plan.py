@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from shmsched.engine.batch_view import BatchView
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, all_decodes, gather, passes, wanted
-from shmsched.memory.layouts import StepEntry
+from shmsched.memory.layouts import SAMPLING, StepEntry
 from shmsched.steps import OutputRows
 
 ROWS = st.sampled_from([OutputRows.NONE, OutputRows.LAST, OutputRows.ALL])
 
 
 def entry(slot: int, start: int, length: int, position: int, rows: OutputRows = OutputRows.LAST) -> StepEntry:
-    return StepEntry(slot, start, length, position, rows, 1, 0, 0.0, 1.0, 0, 0, 0)
+    return StepEntry(slot, start, length, position, rows, 1, SAMPLING.pack(0, 0.0, 1.0, 0), 0, 0)
 
 
 @st.composite

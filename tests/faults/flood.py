@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import sys
 from typing import Any, get_type_hints
 
+from shmsched.memory.layouts import SAMPLING
 from shmsched.wire import codec, frames
 from shmsched.wire.codec import pack
 from shmsched.wire.framing import framed
@@ -30,7 +32,7 @@ def hello(role: int) -> bytes:
 def any_value(rng: random.Random, annotation: Any) -> Any:
     mark = annotation.__metadata__[0]
     if isinstance(mark, str):
-        return rng.choice(FLOATS) if mark in "fd" else rng.choice(EDGES) % 2 ** NUMBERS[mark]
+        return any_number(rng, mark)
     if annotation == codec.Text:
         return rng.choice(("", "x", "hostile", "ä" * 1000))
     if annotation == codec.Blob:
@@ -38,12 +40,15 @@ def any_value(rng: random.Random, annotation: Any) -> Any:
     if annotation == codec.Texts:
         return ("why",) * rng.randrange(4)
     if annotation == frames.StepDescriptors:
-        formats = frames.STEP_DESCRIPTOR.format.removeprefix("<")
-        return [
-            tuple(rng.choice(FLOATS) if f in "fd" else rng.choice(EDGES) % 2 ** NUMBERS[f] for f in formats)
-            for _ in range(rng.randrange(3))
-        ]
+        formats = re.findall(r"\d*\D", frames.STEP_DESCRIPTOR.format.removeprefix("<"))
+        return [tuple(any_number(rng, f) for f in formats) for _ in range(rng.randrange(3))]
     return tuple(rng.choice(EDGES) % 2**32 for _ in range(rng.randrange(4)))
+
+
+def any_number(rng: random.Random, code: str) -> Any:
+    if code.endswith("s"):
+        return SAMPLING.pack(rng.choice(EDGES) % 2**32, rng.choice(FLOATS), rng.choice(FLOATS), rng.choice(EDGES))
+    return rng.choice(FLOATS) if code in "fd" else rng.choice(EDGES) % 2 ** NUMBERS[code]
 
 
 def any_frame(rng: random.Random, role: int) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 
 import shmsched
 from shmsched.errors import ErrorCode
-from shmsched.memory.layouts import StepStatus
+from shmsched.memory.layouts import SAMPLING, StepStatus
 from shmsched.wire import frames
 from shmsched.wire.codec import pack
 from shmsched.wire.frames import StepDescriptor, StepFlags
@@ -101,7 +101,7 @@ class Heard(ClientPeer):
         stops: tuple[int, ...] = (),
         **lies: Any,
     ) -> None:
-        d = StepDescriptor(1, 1, 1, 0, 1, StepFlags.SAMPLED, 0, 0.0, 1.0, 0, 0)._replace(**lies)
+        d = StepDescriptor(1, 1, 1, 0, 1, StepFlags.SAMPLED, SAMPLING.pack(0, 0.0, 1.0, 0), 0)._replace(**lies)
         self.say(frames.Submit(tokens_written, *cursors, [d], stops))
 
 
@@ -166,8 +166,11 @@ REJECTED = {
     "rows at the end of all memory": ({"flags": 0, "rows_offset": U64 - 3}, ErrorCode.INVALID_REQUEST),
     "further decodes without end": ({"further": U32}, ErrorCode.INVALID_REQUEST),
     "further decodes of a raw step": ({"flags": 0, "further": 1}, ErrorCode.INVALID_REQUEST),
-    "a temperature that is no number": ({"temperature": float("nan")}, ErrorCode.INVALID_REQUEST),
-    "a negative temperature": ({"temperature": -1.0}, ErrorCode.INVALID_REQUEST),
+    "a temperature that is no number": (
+        {"sampling": SAMPLING.pack(0, float("nan"), 1.0, 0)},
+        ErrorCode.INVALID_REQUEST,
+    ),
+    "a negative temperature": ({"sampling": SAMPLING.pack(0, -1.0, 1.0, 0)}, ErrorCode.INVALID_REQUEST),
     "a deadline that is no number": ({"deadline": float("nan")}, ErrorCode.INVALID_REQUEST),
     "a deadline that never comes": ({"deadline": float("inf")}, ErrorCode.INVALID_REQUEST),
     "a deadline before all time": ({"deadline": float("-inf")}, ErrorCode.INVALID_REQUEST),

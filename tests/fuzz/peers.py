@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shmsched.memory.layouts import HEADER, BatchSlotLayout, ClientLayout, StepStatus
+from shmsched.memory.layouts import HEADER, SAMPLING, BatchSlotLayout, ClientLayout, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
@@ -240,10 +240,12 @@ class ClientPeer(Stranger):
             position,
             1 if further else one_of(c, (0, 1, 1, 2, 3, 255)),
             true_or(c, frames.StepFlags.SAMPLED, 0, 2, 3, 255),
-            true_or(c, 0, 3, U32),
-            true_or(c, 0.0, 0.5, -1.0, float("nan"), float("inf")),
-            true_or(c, 1.0, 0.5, 0.0, float("nan")),
-            true_or(c, 0, U64),
+            SAMPLING.pack(
+                true_or(c, 0, 3, U32),
+                true_or(c, 0.0, 0.5, -1.0, float("nan"), float("inf")),
+                true_or(c, 1.0, 0.5, 0.0, float("nan")),
+                true_or(c, 0, U64),
+            ),
             true_or(c, 0, 40, 3, (1 << 14) - 40, 1 << 14, U64),
             further,
             true_or(c, 0, 1, 2, 17),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shmsched.daemon.state import Step
-from shmsched.memory.layouts import StepStatus
+from shmsched.memory.layouts import SAMPLING, StepStatus
 from shmsched.scheduling import StepState
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor, StepFlags
@@ -58,10 +58,7 @@ class Pair:
                     position + i,
                     1,
                     StepFlags.SAMPLED,
-                    0,
-                    0.0,
-                    1.0,
-                    0,
+                    SAMPLING.pack(0, 0.0, 1.0, 0),
                     0,
                     further,
                     0,

@@ -19,6 +19,7 @@ from shmsched.memory.layouts import (
     RECORD_DTYPE,
     RESULT,
     RESULT_DTYPE,
+    SAMPLING,
     STEP,
     STEP_DTYPE,
     STREAMED,
@@ -41,12 +42,16 @@ def test_struct_dtype_and_tuple_are_one_layout(packed: struct.Struct, dtype: npt
     assert packed.size == dtype.itemsize
     assert dtype.names == row._fields  # type: ignore[attr-defined]
     # A different value in each field: two that were swapped would show.
-    values = tuple(range(1, len(row._fields) + 1))  # type: ignore[attr-defined]
+    values = tuple(
+        bytes([i] * dtype[i].itemsize) if dtype[i].kind == "V" else i + 1
+        for i in range(len(row._fields))  # type: ignore[attr-defined]
+    )
     assert np.frombuffer(packed.pack(*values), dtype)[0].tolist() == values
 
 
 def test_the_types_of_the_step_table_hold_what_a_frame_may_say() -> None:
-    most = StepEntry(*[2**32 - 1] * 4, 2**16 - 1, 2**16 - 1, 2**32 - 1, 1.5, 0.5, *[2**64 - 1] * 3)
+    sampling = SAMPLING.pack(2**32 - 1, 1.5, 0.5, 2**64 - 1)
+    most = StepEntry(*[2**32 - 1] * 4, 2**16 - 1, 2**16 - 1, sampling, *[2**64 - 1] * 2)
     assert StepEntry._make(np.frombuffer(STEP.pack(*most), STEP_DTYPE)[0].tolist()) == most
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from collections.abc import Callable
@@ -24,11 +25,12 @@ SCALARS = {
     "Q": st.integers(0, 2**64 - 1),
     "f": st.floats(width=32, allow_nan=False),
     "d": st.floats(allow_nan=False),
+    "20s": st.binary(min_size=20, max_size=20),
 }
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 STEPS = st.builds(
     frames.StepDescriptor,
-    *[SCALARS[code] for code in frames.STEP_DESCRIPTOR.format.removeprefix("<")],
+    *[SCALARS[code] for code in re.findall(r"\d*\D", frames.STEP_DESCRIPTOR.format.removeprefix("<"))],
 )
 PARTS = [
     (codec.Text, TEXT),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from shmsched.memory.layouts import SAMPLING
 from shmsched.tools.load.options import MODEL
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor
@@ -27,10 +28,12 @@ def lie(choose: random.Random) -> list[Any]:
             position=number(),
             output_rows=choose.randrange(256),
             flags=choose.randrange(256),
-            top_k=number(),
-            temperature=choose.choice((0.0, -1.0, float("nan"), float("inf"), 1e30)),
-            top_p=choose.choice((0.0, -1.0, float("nan"), 2.0)),
-            seed=2**64 - 1,
+            sampling=SAMPLING.pack(
+                number(),
+                choose.choice((0.0, -1.0, float("nan"), float("inf"), 1e30)),
+                choose.choice((0.0, -1.0, float("nan"), 2.0)),
+                2**64 - 1,
+            ),
             rows_offset=choose.choice((0, 4, 2**62)),
             further=choose.choice((0, 0, 1, 2**32 - 1)),
             n_stop_tokens=choose.choice((0, 0, 1, 255)),
