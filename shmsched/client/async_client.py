@@ -72,6 +72,7 @@ class AsyncClient(ClientCore):
         self._path = os.fspath(socket or default_socket())
         self._wait = wait
         self._connected = False
+        self._flush_due = False
         self._line = asyncio.Lock()
         """Held by the submission that waits for room; the others wait for that one, in order of arrival."""
         self._room: asyncio.Future[None] | None = None
@@ -300,7 +301,8 @@ class AsyncClient(ClientCore):
                 if lacking is not None:
                     return lacking
                 if not submission.raw_rows or self._channel.arena is not None:
-                    self._send_now(submission, reply)
+                    self._send_now(submission, reply, later=True)
+                    self._flush_soon()
                     return None
             await self._ensure_arena()
 
@@ -314,7 +316,7 @@ class AsyncClient(ClientCore):
         if state.arena is None:
             size = self._arena_size()
             state.arena = self._loop.create_future()
-            self._link.send(frames.OpenArena(size))
+            self._channel.send(frames.OpenArena(size))
         answer = cast("asyncio.Future[Segment]", state.arena)
         try:
             segment = await asyncio.shield(answer)
@@ -348,20 +350,24 @@ class AsyncClient(ClientCore):
             self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}"))
 
     def _flush_soon(self) -> None:
-        self._loop.call_soon(self._flush)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send what the tasks of this turn have submitted, all at once."""
         if self._state.closed:
             return
         try:
-            if self._link.flush():
+            if self._channel.flush():
                 self._loop.remove_writer(self._link.fileno())
             else:
                 self._loop.add_writer(self._link.fileno(), self._flush)
         except SchedulerDied:
             # What it had still said is to be read first; then the end of the stream says the rest.
             self._loop.remove_writer(self._link.fileno())
+        finally:
+            self._flush_due = False
 
     def _end(self, error: ShmschedError) -> None:
         self._loop.remove_reader(self._link.fileno())

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore
-from shmsched.client.submission import Submission
+from shmsched.client.submission import NO_ROWS, Submission
 from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
 from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
@@ -25,20 +24,9 @@ from shmsched.wire import frames
 from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.link import Link
 
-_NO_ROWS = -1
+MOST_TOGETHER = 1024
+"""Submissions in one frame: far below what a frame may hold."""
 TOKEN, TOKENS = int(RecordKind.TOKEN), int(RecordKind.TOKENS)
-
-
-class Pending(NamedTuple):
-    """A step on its way."""
-
-    reply: Reply
-    session: SessionCore
-    request_id: int
-    position: int
-    n_results: int
-    rows_offset: int
-    is_last: bool
 
 
 class Channel:
@@ -54,7 +42,7 @@ class Channel:
         self.arena: ClientArena | None = None
         self.max_arena = welcome.max_arena
         self._link = link
-        self._ring = TokenWriter(np.frombuffer(segment.buffer, np.int32, layout.ring_tokens))
+        self._ring = TokenWriter(view[: 4 * layout.ring_tokens])
         # What has been read is announced a quarter of the ring at a time: for more room than the rest one could wait for ever.
         self._most_tokens = self._ring.capacity * 3 // 4
         self._records = RecordReader(view[layout.records_offset :][: RECORD.size * layout.records], RECORD.size)
@@ -63,7 +51,11 @@ class Channel:
         stream = view[layout.stream_offset :][: STREAMED.size * layout.stream]
         self._stream = RecordReader(stream, STREAMED.size)
         self._stream_told = 0
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, Submission] = {}
+        """By the number of each step that is on its way, or waits in ``_unsent``."""
+        self._unsent: list[tuple[bytes, bytes, tuple[int, ...]]] = []
+        """Descriptors, tokens and stop tokens of what was left for later, and goes in one frame."""
+        self._unsent_tokens = 0
         self._outstanding_results = 0
         self._held_rows: dict[int, int] = {}
         self._next_request = 1
@@ -77,121 +69,152 @@ class Channel:
     # --- submitting -----------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission, reply: Reply, later: bool = False) -> None:
-        """Send all of it or nothing. The caller holds the lock, and has seen that nothing lacks."""
-        session, raw_rows, first = submission.session, submission.raw_rows, self._next_request
-        n_results = 0 if raw_rows else submission.n_rows
+        """Send all of it or nothing. The caller holds the lock, and has seen that nothing lacks.
+
+        ``later``: with what follows, or at the next ``flush``.
+        """
         request_id = submission.request_id
         if request_id is None:
-            request_id = self._free_id()
+            request_id = self._next_id + 1
+            while request_id in self._ids:
+                request_id += 1
+            self._next_id = request_id
         elif request_id in self._ids:
             raise InvalidRequest(f"request {request_id} is still outstanding; ids may repeat once settled")
-        offset = _NO_ROWS
-        if raw_rows:
+        if submission.raw_rows:
             assert self.arena is not None
-            offset = self.arena.reserve(raw_rows, session.vocab_size)
-        descriptors = submission.describe(first, offset if raw_rows else 0)
-        last = descriptors[-1]
-        reply.start, reply.first_request, reply.last_request = submission.start, first, last.request
-        if isinstance(reply, TokenStream):
-            reply.prompt_end, reply.step_position = submission.start + submission.n_tokens, last.position
-        pending = {last.request: Pending(reply, session, request_id, last.position, n_results, offset, True)}
-        for d in descriptors[:-1]:
-            pending[d.request] = Pending(reply, session, request_id, d.position, 0, _NO_ROWS, False)
-        ring, sent = self._ring.written, self._link.frames_sent
-        frame = pack_submit(
-            ring + submission.n_tokens, self._records.read, self._results.read, self._stream.read, descriptors,
-            submission.stop_tokens,
-        )  # fmt: skip
+            submission.rows_offset = self.arena.reserve(submission.raw_rows, submission.session.vocab_size)
+        first = submission.first_request = self._next_request
+        last = submission.last_request = reply.last_request = first + submission.n_steps - 1
+        submission.id, submission.reply = request_id, reply
+        unsent = submission.describe(), submission.tokens, submission.stop_tokens
         try:
-            for chunk in submission.chunks:
-                self._ring.write(chunk)
-            self._pending.update(pending)
+            if first == last:
+                self._pending[first] = submission
+            else:
+                self._pending.update(dict.fromkeys(range(first, last + 1), submission))
             self._ids.add(request_id)
-            self._link.send_packed(frame, later)
+            self._unsent.append(unsent)
         except BaseException:
-            # An interrupt, say: a ring that is ahead of what frames have announced would end the connection.
-            if self._link.frames_sent == sent:
-                self._ring.written = ring
-                for request in pending:
+            # An interrupt.
+            if self._unsent and self._unsent[-1] is unsent:
+                self._accept(submission)
+            else:
+                for request in range(first, last + 1):
                     self._pending.pop(request, None)
                 self._ids.discard(request_id)
-                if offset != _NO_ROWS and self.arena is not None:
-                    self.arena.free(offset)
-                raise
-            self._account(reply, n_results)
+                self._free_rows(submission)
             raise
-        self._account(reply, n_results)
+        self._accept(submission)
+        if not later or len(self._unsent) >= MOST_TOGETHER:
+            self.send_steps()
 
-    def _account(self, reply: Reply, n_results: int) -> None:
-        self._next_request = reply.last_request + 1
-        self._outstanding_results += n_results
+    def _accept(self, submission: Submission) -> None:
+        """It is on its way: what comes next follows it."""
+        self._next_request = submission.last_request + 1
+        self._unsent_tokens += submission.n_tokens
+        self._outstanding_results += submission.n_results
+        session, start, reply = submission.session, submission.start, submission.reply
+        session.submitted(submission.first_request, start, submission.tokens)
+        if isinstance(reply, TokenStream):
+            reply.begins(start, start + submission.n_tokens, submission.position_of(submission.last_request))
+            session.generates(reply)
 
-    def _free_id(self) -> int:
-        """A request id that no outstanding step has."""
-        self._next_id += 1
-        while self._next_id in self._ids:
-            self._next_id += 1
-        return self._next_id
+    def send_steps(self) -> None:
+        """Send what was left for later. The caller holds the lock. Raises SchedulerDied if the connection is gone."""
+        unsent = self._unsent
+        if not unsent:
+            return
+        if len(unsent) == 1:
+            steps, tokens, stops = unsent[0]
+        else:
+            steps, tokens = b"".join([s for s, _, _ in unsent]), b"".join([t for _, t, _ in unsent])
+            stops = tuple([token for _, _, stops in unsent for token in stops])
+        written = self._ring.put(tokens)
+        frame = pack_submit(written, self._records.read, self._results.read, self._stream.read, steps, stops)
+        sent = self._link.frames_sent
+        try:
+            self._link.send_packed(frame)
+        finally:
+            # An interrupt may end the call and come right after the system call. It cannot come between these lines, for there is
+            # no call among them: a ring that is ahead of what frames have announced would end the connection.
+            if self._link.frames_sent != sent:
+                self._ring.written = written
+                self._unsent = []
+                self._unsent_tokens = 0
+
+    def send(self, message: Any) -> None:
+        """Send another frame, behind the steps that were submitted before it. The caller holds the lock. Raises SchedulerDied."""
+        self.send_steps()
+        self._link.send(message)
+
+    def flush(self) -> bool:
+        """Send what was left for later. True if nothing is left, as far as this side knows. Raises SchedulerDied."""
+        if self._unsent:
+            with self.lock:
+                self.send_steps()
+        return self._link.flush()
 
     def lacking(self, submission: Submission) -> str | None:
         """What there is no room for now, in words. Raises InvalidRequest, with the sizes, where no waiting would make room."""
-        n, chunks = submission.n_tokens, len(submission.chunks)
+        n, n_steps, n_results, ring = submission.n_tokens, submission.n_steps, submission.n_results, self._ring
+        room = ring.capacity - (ring.written - ring.read) - self._unsent_tokens
+        if (
+            n <= room
+            and n <= self._most_tokens
+            and len(self._pending) + n_steps <= self._records.capacity
+            and self._outstanding_results + n_results <= self._results.capacity
+        ):
+            return None
         if n > self._most_tokens:
             raise InvalidRequest(f"{n} tokens in one submission; the token ring takes at most {self._most_tokens}")
-        if n > self._ring.room:
-            return f"{n} tokens do not fit the {self._ring.room} free cells of the token ring"
-        if len(self._pending) + chunks > self._records.capacity:
-            if chunks > self._records.capacity:
+        if n > room:
+            return f"{n} tokens do not fit the {room} free cells of the token ring"
+        if len(self._pending) + n_steps > self._records.capacity:
+            if n_steps > self._records.capacity:
                 raise InvalidRequest(
-                    f"{chunks} chunks in one submission; at most {self._records.capacity} are outstanding"
+                    f"{n_steps} chunks in one submission; at most {self._records.capacity} are outstanding"
                 )
             return f"{len(self._pending)} steps are outstanding, of at most {self._records.capacity}"
-        if submission.sampling is not None and self._outstanding_results + submission.n_rows > self._results.capacity:
-            if submission.n_rows > self._results.capacity:
-                raise InvalidRequest(
-                    f"{submission.n_rows} sampled rows in one step; at most {self._results.capacity} are outstanding"
-                )
-            return f"{self._outstanding_results} sampled rows are outstanding, of at most {self._results.capacity}"
-        return None
+        if n_results > self._results.capacity:
+            raise InvalidRequest(
+                f"{n_results} sampled rows in one step; at most {self._results.capacity} are outstanding"
+            )
+        return f"{self._outstanding_results} sampled rows are outstanding, of at most {self._results.capacity}"
 
     def outstanding_of(self, session: SessionCore) -> list[Reply]:
         """What the session still waits for, in order of submission. The caller holds the lock."""
         return list(dict.fromkeys(p.reply for p in self._pending.values() if p.session is session))
 
-    def is_outstanding(self, reply: Reply) -> bool:
-        """Whether its last chunk is on its way. The caller holds the lock."""
-        pending = self._pending.get(reply.last_request)
-        return pending is not None and pending.reply is reply
-
     def withdraw(self, reply: Reply) -> bool:
         """Ask the scheduler to cancel a submission. False if it was answered before."""
         with self.lock:
-            last = self._pending.get(reply.last_request)
-            if last is None or self.dead is not None:
+            submission = self._pending.get(reply.last_request)
+            if submission is None or self.dead is not None:
                 return False
             if reply.withdrawn:
                 return True
-            first, position = reply.first_request, reply.start
+            session, first, position = submission.session, submission.first_request, submission.start
             if isinstance(reply, TokenStream):
                 position = reply.resume_at
-            elif not last.session.supports_rewind:
+            elif not session.supports_rewind:
                 # An engine that cannot rewind keeps the chunks that have run.
                 first = next(r for r in range(first, reply.last_request + 1) if r in self._pending)
-                position = reply.start if first == reply.first_request else self._pending[first].position
+                position = submission.position_of(first)
             # What was submitted after it goes with it, also where that had rewound the session further.
-            position = last.session.earliest_from(first, position)
-            last.session.rewound(self._next_request, position)
-            sent = self._link.frames_sent
+            position = session.earliest_from(first, position)
+            session.rewound(self._next_request, position)
             try:
-                reply.withdrawn = True
-                self._link.send(frames.Cancel(last.session.session_id, first, position))
+                self.send_steps()
+                sent, reply.withdrawn = self._link.frames_sent, True
+                self._link.send(frames.Cancel(session.session_id, first, position))
             except SchedulerDied:
                 # The receiver sees the same, and fails it.
                 reply.withdrawn = False
                 return False
             except BaseException:
                 # An interrupt: it may be withdrawn again, if the scheduler was not told.
-                reply.withdrawn = self._link.frames_sent != sent
+                reply.withdrawn = reply.withdrawn and self._link.frames_sent != sent
                 raise
         return True
 
@@ -201,7 +224,7 @@ class Channel:
             last = self._pending.get(stream.last_request)
             if last is not None and self.dead is None:
                 try:
-                    self._link.send(frames.Halt(last.session.session_id, stream.last_request))
+                    self.send(frames.Halt(last.session.session_id, stream.last_request))
                 except SchedulerDied:
                     # The receiver sees the same, and fails it.
                     pass
@@ -210,7 +233,7 @@ class Channel:
 
     def completions(self, message: frames.Completions) -> None:
         """Read what was written up to the cursors, and settle with it."""
-        settled: list[tuple[Reply, Response]] = []
+        settled: list[tuple[Submission, int, float, Response | None]] = []
         with self.lock:
             try:
                 records = self._records.take_until(message.records_written)
@@ -220,63 +243,67 @@ class Channel:
             except ValueError as e:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
             came = self._advance(streamed) if streamed else []
-            at = 0
+            at = n_results = 0
+            pending, ids = self._pending, self._ids
             for request, n_rows, kind, waited, token, logprob in RECORD.iter_unpack(records):
+                submission = pending.pop(request, None)
                 first, at = at, at + n_rows if kind == TOKENS else at
-                pending = self._take(request)
-                if pending is None:
+                if submission is None:
                     continue
-                reply = pending.reply
+                reply = submission.reply
                 if reply.queue_wait is None:
                     reply.queue_wait = waited
-                if not pending.is_last:
+                if request != submission.last_request:
                     continue
-                if reply.withdrawn or reply.done():
-                    self._free_rows(pending)
-                elif kind == TOKEN:
-                    # 0.8 us; as a row of ``results`` it would take 3.
-                    ids, logprobs = np.array((token,)), np.array((logprob,), np.float32)
-                    settled.append((reply, _answer(pending, ids, logprobs)))
-                elif kind == TOKENS:
-                    settled.append((reply, _sampled(pending, results, first, n_rows)))
-                else:
-                    settled.append((reply, self._raw(pending, n_rows)))
+                n_results += submission.n_results
+                ids.discard(submission.id)
+                response = None
+                if kind != TOKEN:
+                    if reply.withdrawn or reply.done():
+                        self._free_rows(submission)
+                        continue
+                    response = (
+                        _sampled(submission, results, first, n_rows)
+                        if kind == TOKENS
+                        else self._raw(submission, n_rows)
+                    )
+                settled.append((submission, token, logprob, response))
+            self._outstanding_results -= n_results
             self.room_came()
             if self._stream.read - self._stream_told > self._stream.capacity // 4:
                 self._stream_told = self._stream.read
                 self._tell_consumed()
         for stream, token, logprob in came:
             stream.streamed(token, logprob)
-        for reply, response in settled:
-            reply.settle(response)
+        if settled:
+            _settle(settled)
 
     def _advance(self, streamed: bytes) -> list[tuple[TokenStream, int, float]]:
         """The tokens of generations that go on: each is fed by the scheduler as it comes."""
         came = []
         for request, token, logprob, waited in STREAMED.iter_unpack(streamed):
-            pending = self._pending.get(request)
-            if pending is None or pending.reply.withdrawn:
+            submission = self._pending.get(request)
+            if submission is None or submission.reply.withdrawn:
                 continue
-            stream = pending.reply
+            stream = submission.reply
             assert isinstance(stream, TokenStream)
-            stream.step_position = pending.session.position
+            stream.step_position = submission.session.position
             if stream.queue_wait is None:
                 stream.queue_wait = waited
-            pending.session.fed(token)
+            submission.session.fed(token)
             came.append((stream, token, logprob))
         return came
 
-    def _raw(self, pending: Pending, n_rows: int) -> Response:
-        if not n_rows:
-            return Response(pending.request_id, pending.session.session_id, queue_wait=pending.reply.queue_wait)
-        assert self.arena is not None
-        block = self.arena.lease(pending.rows_offset, n_rows, pending.session.vocab_size)
-        session_id, waited = pending.session.session_id, pending.reply.queue_wait
-        return Response(pending.request_id, session_id, logits=block, queue_wait=waited)
+    def _raw(self, submission: Submission, n_rows: int) -> Response:
+        session, waited, block = submission.session, submission.reply.queue_wait, None
+        if n_rows:
+            assert self.arena is not None
+            block = self.arena.lease(submission.rows_offset, n_rows, session.vocab_size)
+        return Response(submission.id, session.session_id, logits=block, queue_wait=waited)
 
     def _tell_consumed(self) -> None:
         try:
-            self._link.send(frames.Consumed(self._records.read, self._results.read, self._stream.read))
+            self.send(frames.Consumed(self._records.read, self._results.read, self._stream.read))
         except SchedulerDied:
             # Whoever receives sees the same.
             pass
@@ -286,18 +313,19 @@ class Channel:
         replies: dict[Reply, SessionCore] = {}
         with self.lock:
             for request in message.requests:
-                pending = self._take(request)
-                if pending is None:
+                submission = self._take(request)
+                if submission is None:
                     continue
-                if not message.rows_held:
-                    self._free_rows(pending)
-                elif pending.rows_offset != _NO_ROWS:
-                    self._held_rows[request] = pending.rows_offset
-                reply, position = pending.reply, pending.position
-                if isinstance(reply, TokenStream) and pending.is_last:
-                    position = reply.step_position
-                pending.session.step_failed(request, position)
-                replies[reply] = pending.session
+                session, reply, position = submission.session, submission.reply, submission.position_of(request)
+                if request == submission.last_request:
+                    if not message.rows_held:
+                        self._free_rows(submission)
+                    elif submission.rows_offset != NO_ROWS:
+                        self._held_rows[request] = submission.rows_offset
+                    if isinstance(reply, TokenStream):
+                        position = reply.step_position
+                session.step_failed(request, position)
+                replies[reply] = session
             self.room_came()
         for reply, session in replies.items():
             if message.code == ErrorCode.CANCELLED or reply.withdrawn:
@@ -321,7 +349,7 @@ class Channel:
         with self.lock:
             if self.dead is None:
                 self.dead = error
-            replies = {pending.reply: None for pending in self._pending.values()}
+            replies = {submission.reply: None for submission in self._pending.values()}
             self._pending.clear()
             self.room_came()
         for reply in replies:
@@ -329,25 +357,34 @@ class Channel:
 
     def outstanding_replies(self) -> list[Reply]:
         """For a forked child, which must not take the lock."""
-        return [pending.reply for pending in list(self._pending.values())]
+        return [submission.reply for submission in list(self._pending.values())]
 
-    def _take(self, request: int) -> Pending | None:
-        pending = self._pending.pop(request, None)
-        if pending is not None:
-            self._outstanding_results -= pending.n_results
-            if pending.is_last:
-                self._ids.discard(pending.request_id)
-        return pending
+    def _take(self, request: int) -> Submission | None:
+        submission = self._pending.pop(request, None)
+        if submission is not None and request == submission.last_request:
+            self._outstanding_results -= submission.n_results
+            self._ids.discard(submission.id)
+        return submission
 
-    def _free_rows(self, pending: Pending) -> None:
-        if pending.rows_offset != _NO_ROWS and self.arena is not None:
-            self.arena.free(pending.rows_offset)
+    def _free_rows(self, submission: Submission) -> None:
+        if submission.rows_offset != NO_ROWS and self.arena is not None:
+            self.arena.free(submission.rows_offset)
 
 
-def _sampled(pending: Pending, results: bytes, first: int, n_rows: int) -> Response:
+def _settle(settled: list[tuple[Submission, int, float, Response | None]]) -> None:
+    """Settle submissions with their response or, where there is none yet, one that has the one token."""
+    # The arrays of all are made at once, and shared out: 0.2 us a step, not 0.8.
+    tokens = np.array([token for _, token, _, _ in settled], np.int64).reshape(-1, 1)
+    logprobs = np.array([logprob for _, _, logprob, _ in settled], np.float32).reshape(-1, 1)
+    for (submission, _, _, response), ids, logs in zip(settled, tokens, logprobs, strict=True):
+        reply = submission.reply
+        if not reply.withdrawn:
+            session_id, waited = submission.session.session_id, reply.queue_wait
+            reply.settle(response or Response(submission.id, session_id, ids, logs, None, waited))
+
+
+def _sampled(submission: Submission, results: bytes, first: int, n_rows: int) -> Response:
     rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT_DTYPE.itemsize)
-    return _answer(pending, rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"]))
-
-
-def _answer(pending: Pending, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]) -> Response:
-    return Response(pending.request_id, pending.session.session_id, tokens, logprobs, None, pending.reply.queue_wait)
+    tokens, logprobs = rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"])
+    waited = submission.reply.queue_wait
+    return Response(submission.id, submission.session.session_id, tokens, logprobs, None, waited)

@@ -24,7 +24,7 @@ from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
 from shmsched.client.submission import Submission
-from shmsched.client.tokens import as_tokens
+from shmsched.client.tokens import packed_tokens
 from shmsched.errors import ClientClosed, Full, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
 from shmsched.steps import GREEDY, OutputRows, Request, SamplingParams, Tokens
@@ -187,7 +187,7 @@ class Client(ClientCore):
             raise closed_error(request.session_id)
         asked = request.params
         submission = Submission(
-            session, as_tokens(request.tokens, session.vocab_size), asked.position, asked.sampling,
+            session, packed_tokens(request.tokens, session.vocab_size), asked.position, asked.sampling,
             output_rows_of(asked.output_rows), deadline_of(deadline), request_id=request.request_id,
         )  # fmt: skip
         return self._send(submission, StepFuture(self._receiver), block, block_timeout)
@@ -225,11 +225,9 @@ class Client(ClientCore):
     def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
         """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is
         true then."""
-        deadline = None
-        with self._channel.lock:
-            while (lacking := self._place(submission)) is not None or (
-                submission.raw_rows and self._channel.arena is None
-            ):
+        deadline, channel = None, self._channel
+        with channel.lock:
+            while (lacking := self._place(submission)) is not None or (submission.raw_rows and channel.arena is None):
                 if lacking is None:
                     self._ensure_arena()
                     continue
@@ -239,8 +237,9 @@ class Client(ClientCore):
                     raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
             later = self._receiver.expects_more()
             self._send_now(submission, reply, later)
-            if later:
-                self._receiver.sent_later()
+            if later and not self._receiver.flushes_soon():
+                # The thread has come back just before.
+                channel.send_steps()
         return reply
 
     def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
@@ -260,7 +259,7 @@ class Client(ClientCore):
         if state.arena is None:
             size = self._arena_size()
             state.arena = Future()
-            self._link.send(frames.OpenArena(size))
+            self._channel.send(frames.OpenArena(size))
         answer = cast("Future[Segment]", state.arena)
         self._channel.lock.release()
         try:

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
-from shmsched.client.replies import Reply, TokenStream
+from shmsched.client.replies import Reply
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
 from shmsched.client.submission import Submission
-from shmsched.client.tokens import as_tokens
+from shmsched.client.tokens import packed_tokens
 from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
 from shmsched.memory.layouts import LOGIT
 from shmsched.steps import OutputRows, SamplingParams, Tokens
@@ -44,6 +44,7 @@ class ClientCore:
 
     _link: Link
     _state: ClientState
+    _channel: Channel
 
     def __init__(self, arena_bytes: int | None) -> None:
         self._pid = os.getpid()
@@ -53,7 +54,7 @@ class ClientCore:
         self._next_session = 1
 
     def _greeted(self, link: Link, state: ClientState) -> None:
-        self._link, self._state = link, state
+        self._link, self._state, self._channel = link, state, state.channel
         _clients.add(self)
 
     @property
@@ -61,10 +62,6 @@ class ClientCore:
         """The models that are served now, by name."""
         self._check_usable()
         return MappingProxyType(self._state.models)
-
-    @property
-    def _channel(self) -> Channel:
-        return self._state.channel
 
     # --- submitting -----------------------------------------------------------------------------------------------------
 
@@ -80,8 +77,9 @@ class ClientCore:
     ) -> Submission:
         """What a session's ``submit`` asks for, checked. Raises InvalidRequest."""
         return Submission(
-            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline), course=course,
+            session, packed_tokens(tokens, session.vocab_size), position, sampling,
+            output_rows if type(output_rows) is OutputRows else output_rows_of(output_rows),
+            0.0 if deadline is None else deadline_of(deadline), course=course,
         )  # fmt: skip
 
     def _continued(
@@ -97,7 +95,7 @@ class ClientCore:
         """What a session's ``stream`` asks for, checked. Raises InvalidRequest."""
         check_further(further, sampling, stop_tokens, session.vocab_size)
         return Submission(
-            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
+            session, packed_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
             further, stop_tokens, course=course,
         )  # fmt: skip
 
@@ -107,7 +105,7 @@ class ClientCore:
         The caller holds the lock. Raises InvalidRequest, Unsupported, or why client or session are over.
         """
         session, start = submission.session, submission.position
-        if self._inherited or self._state.closed or self._channel.dead is not None:
+        if self._inherited or self._channel.dead is not None:
             self._check_usable()
         if session.ended is not None or session._stream is not None or session._course is not submission.course:
             session.check_free(submission.course)
@@ -123,37 +121,21 @@ class ClientCore:
                 f"position {start} rewinds session {session.session_id} from {stands_at};"
                 f" model {session.model.name!r} cannot rewind"
             )
-        submission.start = int(start)
-        end = submission.start + submission.n_tokens + submission.further
-        most = session.model.max_session_tokens
-        if end > most:
+        submission.start = start = int(start)
+        end = start + submission.n_tokens + submission.further
+        if end > session.most_tokens:
             raise InvalidRequest(
-                f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {most}"
+                f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {session.most_tokens}"
             )
         return self._channel.lacking(submission)
 
-    def _send_now(self, submission: Submission, reply: Reply, later: bool = False) -> None:
+    def _send_now(self, submission: Submission, reply: Reply, later: bool) -> None:
         """Send what was placed and has room. The caller holds the lock. ``later``: with what follows."""
         try:
             self._channel.submit(submission, reply, later)
-            self._sent(submission, reply)
         except SchedulerDied as e:
             # The scheduler may have said why before it went; that is not read yet.
             raise self._state.end_of_stream() from e
-        except BaseException:
-            # An interrupt: what is on its way is nonetheless what the session holds.
-            if self._channel.is_outstanding(reply):
-                self._sent(submission, reply)
-            raise
-
-    def _sent(self, submission: Submission, reply: Reply) -> None:
-        session, start = submission.session, submission.start
-        session.submitted(reply.first_request, start, start + submission.n_tokens)
-        for chunk in submission.chunks:
-            session.remember(start, chunk)
-            start += len(chunk)
-        if isinstance(reply, TokenStream):
-            session.generates(reply)
 
     def _arena_size(self) -> int:
         most = self._channel.max_arena
@@ -200,7 +182,7 @@ class ClientCore:
             number, self._next_session = self._next_session, self._next_session + 1
             self._state.opening[number] = opening
             try:
-                self._link.send(frame(number))
+                self._channel.send(frame(number))
             except SchedulerDied as e:
                 self._state.opening.pop(number, None)
                 raise self._state.end_of_stream() from e
@@ -211,7 +193,7 @@ class ClientCore:
         with self._channel.lock:
             asked = self._state.opening.pop(number, None) or self._state.sessions.pop(number, None)
             if asked is not None and self._channel.dead is None:
-                self._link.send(frames.CloseSession(number))
+                self._channel.send(frames.CloseSession(number))
             return asked is not None
 
     def _close_session(self, session: SessionCore) -> None:
@@ -223,7 +205,7 @@ class ClientCore:
                 self._state.sessions.pop(session.session_id, None)
                 if self._channel.dead is None:
                     try:
-                        self._link.send(frames.CloseSession(session.session_id))
+                        self._channel.send(frames.CloseSession(session.session_id))
                     except SchedulerDied:
                         # Whoever receives sees the same and settles everything; closing has nothing left to do.
                         pass
@@ -272,8 +254,7 @@ class ClientCore:
     def _forked_from(self, child: SessionCore, tokens: npt.NDArray[np.int32]) -> None:
         """The engine has given ``child`` these tokens."""
         with self._channel.lock:
-            child.submitted(0, 0, len(tokens))
-            child.remember(0, tokens)
+            child.submitted(0, 0, tokens.tobytes())
 
     def _check_usable(self) -> None:
         if self._inherited:

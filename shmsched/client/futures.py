@@ -40,12 +40,14 @@ class StepFuture(LightFuture[Response], Reply):
     _cancelling = False
 
     def __init__(self, keeper: Keeper) -> None:
-        super().__init__()
+        # Nothing else is to be made, neither by LightFuture nor by Reply: to ask them takes 0.3 us.
         self._keeper = keeper
 
     def result(self, timeout: float | None = None) -> Response:
         """The answer, waiting up to ``timeout`` seconds for it. Raises the StepError of a step that failed, CancelledError,
         TimeoutError."""
+        if self._result is not None:
+            return self._result
         if not self.done():
             timeout = self._read(timeout)
         return super().result(timeout)

@@ -111,7 +111,7 @@ class Receiver(threading.Thread):
         self._parked_for_long = False
         # Whatever was left for later before it said that it is back.
         try:
-            self._link.flush()
+            self._state.channel.flush()
         except ShmschedError:
             # The end of the stream says so too.
             pass
@@ -143,12 +143,12 @@ class Receiver(threading.Thread):
                 return False
             self._reading = True
             while not ready() and not self._ended:
-                self._link.flush()
+                self._state.channel.flush()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 events = self._poll.poll(None if left is None else 1000 * left)
-                if any(fd == self._poked for fd, _ in events):
+                if len(events) > 1 or (events and events[0][0] == self._poked):
                     os.eventfd_read(self._poked)
                 elif events:
                     self._take_in()
@@ -172,19 +172,14 @@ class Receiver(threading.Thread):
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
         are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
-        if self._answers > 1 and self._looks_soon():
+        if self._answers > 1 and self.flushes_soon():
             self._answers -= 1
             return True
         return False
 
-    def _looks_soon(self) -> bool:
+    def flushes_soon(self) -> bool:
         """Whether the thread will flush within PARK_S: not while it waits for the end of a caller's long wait."""
         return self._aside and not (self._reading and self._parked_for_long)
-
-    def sent_later(self) -> None:
-        """Something was left for later: the thread sees to it, unless it has come back just before."""
-        if not self._looks_soon():
-            self._link.flush()
 
     def refuse_in_callback(self, what: str) -> None:
         """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""

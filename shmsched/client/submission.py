@@ -4,37 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from shmsched.errors import InvalidRequest
 from shmsched.memory.layouts import SAMPLING
 from shmsched.steps import OutputRows, SamplingParams
-from shmsched.wire.frames import StepDescriptor, StepFlags
+from shmsched.wire.frames import STEP_DESCRIPTOR, StepFlags
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
+    from shmsched.client.replies import Reply
     from shmsched.client.session_core import SessionCore
 
 SAMPLED, MORE = int(StepFlags.SAMPLED), int(StepFlags.MORE)
 UNSAMPLED = bytes(SAMPLING.size)
+LAST = OutputRows.LAST
+NO_ROWS = -1
 
 
 class Submission:
-    """What one call submits: checked, and split into chunks that the engine takes.
+    """What one call submits: checked, and divided into chunks that the engine takes. Once it is sent, its steps on their way.
 
     ``position`` and ``request_id`` may be left open (None): they are filled in when it is sent, by where the session stands then.
     """
 
     __slots__ = (
-        "chunks", "course", "deadline", "further", "n_rows", "n_tokens", "output_rows", "position", "raw_rows", "request_id",
-        "sampling", "session", "start", "stop_tokens",
+        "course", "deadline", "first_request", "further", "id", "last_request", "n_results", "n_rows", "n_steps", "n_tokens",
+        "output_rows", "position", "raw_rows", "reply", "request_id", "rows_offset", "sampling", "session", "start",
+        "stop_tokens", "tokens",
     )  # fmt: skip
+
+    id: int
+    """What its response says: ``request_id``, or one that was free, once it is sent."""
+    reply: Reply
+    first_request: int
+    """The numbers of its first and last step on the wire, once it is sent."""
+    last_request: int
+    start: int
+    """Where it starts, once it is placed."""
 
     def __init__(
         self,
         session: SessionCore,
-        tokens: npt.NDArray[np.int32],
+        tokens: bytes,
         position: int | None,
         sampling: SamplingParams | None,
         output_rows: OutputRows,
@@ -46,20 +56,18 @@ class Submission:
     ) -> None:
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise InvalidRequest(f"sampling is {sampling!r}; a SamplingParams, or None for raw logits, is wanted")
-        n = len(tokens)
-        size = session.model.max_prefill_chunk_size
-        if n <= size:
-            self.chunks = [tokens]
-        elif output_rows is OutputRows.ALL:
-            raise InvalidRequest(f"output_rows=ALL with {n} tokens; they must fit one chunk of {size}")
-        elif request_id is not None:
-            raise InvalidRequest(f"request {request_id} has {n} tokens; a step has at most {size}")
-        else:
-            self.chunks = [tokens[i : i + size] for i in range(0, n, size)]
+        n, size = len(tokens) >> 2, session.chunk_size
+        self.n_steps = 1
+        if n > size:
+            if output_rows is OutputRows.ALL:
+                raise InvalidRequest(f"output_rows=ALL with {n} tokens; they must fit one chunk of {size}")
+            if request_id is not None:
+                raise InvalidRequest(f"request {request_id} has {n} tokens; a step has at most {size}")
+            self.n_steps = -(-n // size)
         self.session = session
+        self.tokens = tokens
+        """int32, little-endian, 4 bytes each."""
         self.position = position
-        self.start = 0
-        """Where it starts; known once it is placed."""
         self.sampling = sampling
         self.output_rows = output_rows
         self.deadline = deadline
@@ -71,30 +79,32 @@ class Submission:
         self.course = course
         """The generation that it belongs to."""
         self.n_tokens = n
-        self.n_rows = output_rows.count(len(self.chunks[-1]))
-        self.raw_rows = self.n_rows if sampling is None else 0
-        """How many rows of the arena its answer takes."""
+        self.n_rows = 1 if output_rows is LAST else output_rows.count(n)
+        self.raw_rows, self.n_results = (self.n_rows, 0) if sampling is None else (0, self.n_rows)
+        """How many rows of the arena its answer takes, and how many sampled tokens it has."""
+        self.rows_offset = NO_ROWS
 
-    def describe(self, first_request: int, rows_offset: int) -> list[StepDescriptor]:
-        """A descriptor for each chunk, numbered from ``first_request`` on; only the last asks for output."""
+    def position_of(self, request: int) -> int:
+        """Where the step with this number starts."""
+        return self.start + (request - self.first_request) * self.session.chunk_size
+
+    def describe(self) -> bytes:
+        """The descriptors of its steps, packed; only the last one asks for output."""
         session, sampling = self.session, self.sampling
-        packed, flags = UNSAMPLED, 0
-        if sampling is not None:
-            flags = SAMPLED
-            seed = session.seed if sampling.seed is None else sampling.seed
-            packed = SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
-        descriptors: list[StepDescriptor] = []
-        position = self.start
-        for chunk in self.chunks[:-1]:
-            descriptor = StepDescriptor(
-                first_request + len(descriptors), session.session_id, len(chunk), position, OutputRows.NONE, flags | MORE,
-                packed, rows_offset, 0, 0, self.deadline,
-            )  # fmt: skip
-            descriptors.append(descriptor)
-            position += len(chunk)
-        last = StepDescriptor(
-            first_request + len(descriptors), session.session_id, len(self.chunks[-1]), position, self.output_rows, flags,
-            packed, rows_offset, self.further, len(self.stop_tokens), self.deadline,
+        packed, flags = (UNSAMPLED, 0) if sampling is None else (session.packed(sampling), SAMPLED)
+        rows_offset = self.rows_offset if self.raw_rows else 0
+        before, at, n = b"", self.start, self.n_tokens
+        if self.n_steps > 1:
+            size = session.chunk_size
+            steps = [
+                STEP_DESCRIPTOR.pack(
+                    request, session.session_id, size, self.position_of(request), OutputRows.NONE, flags | MORE,
+                    packed, rows_offset, 0, 0, self.deadline,
+                )
+                for request in range(self.first_request, self.last_request)
+            ]  # fmt: skip
+            before, at, n = b"".join(steps), at + len(steps) * size, n - len(steps) * size
+        return before + STEP_DESCRIPTOR.pack(
+            self.last_request, session.session_id, n, at, self.output_rows, flags, packed, rows_offset,
+            self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
-        descriptors.append(last)
-        return descriptors

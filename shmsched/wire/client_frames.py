@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, NamedTuple
 
@@ -75,6 +76,18 @@ class Completions(NamedTuple):
     results_written: U64
     stream_written: U64
     tokens_read: U64
+
+
+_COMPLETIONS = struct.Struct("<HHQQQQ")
+
+
+@shortcut(Completions)
+def unpack_completions(payload: Buffer) -> Completions | None:
+    """One for each batch: 0.6 us instead of 2."""
+    if len(payload) != _COMPLETIONS.size:
+        return None
+    _, _, records, results, stream, tokens = _COMPLETIONS.unpack(payload)
+    return Completions(records, results, stream, tokens)
 
 
 @frame(22)
@@ -188,6 +201,7 @@ class Submit(NamedTuple):
 
 
 _SUBMIT_HEAD = struct.Struct("<HHQQQQI")
+_NO_STOPS = bytes(4)
 
 
 def pack_submit(
@@ -195,15 +209,14 @@ def pack_submit(
     records_read: int,
     results_read: int,
     stream_read: int,
-    steps: list[StepDescriptor],
-    stop_tokens: tuple[int, ...],
+    steps: bytes,
+    stop_tokens: Sequence[int],
 ) -> bytes:
-    """``framed(pack(Submit(...)))``, in a third of the time: it is what every step of a client pays for."""
-    head = _SUBMIT_HEAD.pack(34, 0, tokens_written, records_read, results_read, stream_read, len(steps))
-    if len(steps) == 1 and not stop_tokens:
-        return framed(b"".join((head, STEP_DESCRIPTOR.pack(*steps[0]), bytes(4))))
-    stops = struct.pack(f"<I{len(stop_tokens)}I", len(stop_tokens), *stop_tokens)
-    return framed(b"".join([head, *[STEP_DESCRIPTOR.pack(*step) for step in steps], stops]))
+    """``framed(pack(Submit(...)))`` of packed descriptors, in a third of the time: it is what every step pays for."""
+    n = len(steps) // STEP_DESCRIPTOR.size
+    head = _SUBMIT_HEAD.pack(34, 0, tokens_written, records_read, results_read, stream_read, n)
+    stops = struct.pack(f"<I{len(stop_tokens)}I", len(stop_tokens), *stop_tokens) if stop_tokens else _NO_STOPS
+    return framed(head + steps + stops)
 
 
 _ONE_STEP = struct.Struct(_SUBMIT_HEAD.format + STEP_DESCRIPTOR.format.removeprefix("<") + "I")
