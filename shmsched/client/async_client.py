@@ -14,7 +14,7 @@ from shmsched.client.core import ClientCore
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
-from shmsched.client.submission import Submission
+from shmsched.client.submission import Submission, continued
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -252,7 +252,7 @@ class AsyncClient(ClientCore):
     ) -> AsyncReply:
         """Put a step on its way, for one who waits for it later."""
         self._check_usable()
-        submission = self._step(session, tokens, position, sampling, output_rows, deadline, course)
+        submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
         return await self._send(submission, AsyncReply(), block, timeout)
 
     async def _stream(
@@ -267,7 +267,7 @@ class AsyncClient(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> AsyncStream:
-        submission = self._continued(session, tokens, sampling, further, stop_tokens, deadline, course)
+        submission = continued(session, tokens, sampling, further, stop_tokens, deadline, course)
         return await self._send(submission, AsyncStream(self._channel), block, timeout)
 
     async def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
@@ -297,11 +297,11 @@ class AsyncClient(ClientCore):
         """Submit it if there is room. Returns what is lacking."""
         while True:
             with self._channel.lock:
-                lacking = self._place(submission)
+                lacking = self._channel.place(submission)
                 if lacking is not None:
                     return lacking
                 if not submission.raw_rows or self._channel.arena is not None:
-                    self._send_now(submission, reply, later=True)
+                    self._channel.submit(submission, reply, later=True)
                     self._flush_soon()
                     return None
             await self._ensure_arena()
@@ -316,7 +316,7 @@ class AsyncClient(ClientCore):
         if state.arena is None:
             size = self._arena_size()
             state.arena = self._loop.create_future()
-            self._channel.send(frames.OpenArena(size))
+            self._channel.outbox.send(frames.OpenArena(size))
         answer = cast("asyncio.Future[Segment]", state.arena)
         try:
             segment = await asyncio.shield(answer)
@@ -378,8 +378,9 @@ class AsyncClient(ClientCore):
         """End the connection. What is outstanding fails with ClientClosed. Idempotent; logits that are held stay readable."""
         if self._inherited or not self._connected or self._state.closed:
             return
-        self._state.closed = True
-        self._end(ClientClosed("the client was closed"))
+        self._loop.remove_reader(self._link.fileno())
+        self._loop.remove_writer(self._link.fileno())
+        self._close_state()
         self._link.close()
         # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
         self._channel.arena = self._state.arena = None

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from shmsched.client.leases import ClientArena
+from shmsched.client.outbox import Outbox
 from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import NO_ROWS, Submission
-from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError, SchedulerDied, ShmschedError, error_of
+from shmsched.errors import (
+    ErrorCode,
+    InvalidRequest,
+    ProtocolError,
+    SchedulerDied,
+    ShmschedError,
+    Unsupported,
+    error_of,
+)
 from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
 from shmsched.steps import Response
 from shmsched.wire import frames
-from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.link import Link
 
-MOST_TOGETHER = 1024
-"""Submissions in one frame: far below what a frame may hold."""
 TOKEN, TOKENS = int(RecordKind.TOKEN), int(RecordKind.TOKENS)
 
 
@@ -42,20 +47,19 @@ class Channel:
         self.arena: ClientArena | None = None
         self.max_arena = welcome.max_arena
         self._link = link
-        self._ring = TokenWriter(view[: 4 * layout.ring_tokens])
+        ring = TokenWriter(view[: 4 * layout.ring_tokens])
         # What has been read is announced a quarter of the ring at a time: for more room than the rest one could wait for ever.
-        self._most_tokens = self._ring.capacity * 3 // 4
+        self._most_tokens = ring.capacity * 3 // 4
         self._records = RecordReader(view[layout.records_offset :][: RECORD.size * layout.records], RECORD.size)
         size = RESULT_DTYPE.itemsize
         self._results = RecordReader(view[layout.results_offset :][: size * layout.results], size)
         stream = view[layout.stream_offset :][: STREAMED.size * layout.stream]
         self._stream = RecordReader(stream, STREAMED.size)
+        self.outbox = Outbox(link, ring, self._records, self._results, self._stream)
+        """Everything that goes to the scheduler, but for the hello."""
         self._stream_told = 0
         self._pending: dict[int, Submission] = {}
-        """By the number of each step that is on its way, or waits in ``_unsent``."""
-        self._unsent: list[tuple[bytes, bytes, tuple[int, ...]]] = []
-        """Descriptors, tokens and stop tokens of what was left for later, and goes in one frame."""
-        self._unsent_tokens = 0
+        """By the number of each step that is on its way, or waits in the outbox."""
         self._outstanding_results = 0
         self._held_rows: dict[int, int] = {}
         self._next_request = 1
@@ -87,17 +91,17 @@ class Channel:
         first = submission.first_request = self._next_request
         last = submission.last_request = reply.last_request = first + submission.n_steps - 1
         submission.id, submission.reply = request_id, reply
-        unsent = submission.describe(), submission.tokens, submission.stop_tokens
+        packed, outbox = (submission.describe(), submission.tokens, submission.stop_tokens), self.outbox
         try:
             if first == last:
                 self._pending[first] = submission
             else:
                 self._pending.update(dict.fromkeys(range(first, last + 1), submission))
             self._ids.add(request_id)
-            self._unsent.append(unsent)
+            outbox.add(packed)
         except BaseException:
             # An interrupt.
-            if self._unsent and self._unsent[-1] is unsent:
+            if outbox.waiting and outbox.waiting[-1] is packed:
                 self._accept(submission)
             else:
                 for request in range(first, last + 1):
@@ -106,13 +110,12 @@ class Channel:
                 self._free_rows(submission)
             raise
         self._accept(submission)
-        if not later or len(self._unsent) >= MOST_TOGETHER:
-            self.send_steps()
+        if not later or outbox.full:
+            outbox.send_steps()
 
     def _accept(self, submission: Submission) -> None:
         """It is on its way: what comes next follows it."""
         self._next_request = submission.last_request + 1
-        self._unsent_tokens += submission.n_tokens
         self._outstanding_results += submission.n_results
         session, start, reply = submission.session, submission.start, submission.reply
         session.submitted(submission.first_request, start, submission.tokens)
@@ -120,52 +123,59 @@ class Channel:
             reply.begins(start, start + submission.n_tokens, submission.position_of(submission.last_request))
             session.generates(reply)
 
-    def send_steps(self) -> None:
-        """Send what was left for later. The caller holds the lock. Raises SchedulerDied if the connection is gone."""
-        unsent = self._unsent
-        if not unsent:
-            return
-        if len(unsent) == 1:
-            steps, tokens, stops = unsent[0]
-        else:
-            steps, tokens = b"".join([s for s, _, _ in unsent]), b"".join([t for _, t, _ in unsent])
-            stops = tuple([token for _, _, stops in unsent for token in stops])
-        written = self._ring.put(tokens)
-        frame = pack_submit(written, self._records.read, self._results.read, self._stream.read, steps, stops)
-        sent = self._link.frames_sent
-        try:
-            self._link.send_packed(frame)
-        finally:
-            # An interrupt may end the call and come right after the system call. It cannot come between these lines, for there is
-            # no call among them: a ring that is ahead of what frames have announced would end the connection.
-            if self._link.frames_sent != sent:
-                self._ring.written = written
-                self._unsent = []
-                self._unsent_tokens = 0
-
-    def send(self, message: Any) -> None:
-        """Send another frame, behind the steps that were submitted before it. The caller holds the lock. Raises SchedulerDied."""
-        self.send_steps()
-        self._link.send(message)
-
     def flush(self) -> bool:
         """Send what was left for later. True if nothing is left, as far as this side knows. Raises SchedulerDied."""
-        if self._unsent:
+        if self.outbox.waiting:
             with self.lock:
-                self.send_steps()
+                self.outbox.send_steps()
         return self._link.flush()
 
-    def lacking(self, submission: Submission) -> str | None:
-        """What there is no room for now, in words. Raises InvalidRequest, with the sizes, where no waiting would make room."""
-        n, n_steps, n_results, ring = submission.n_tokens, submission.n_steps, submission.n_results, self._ring
-        room = ring.capacity - (ring.written - ring.read) - self._unsent_tokens
+    def check_alive(self) -> None:
+        """Raises why nothing can be submitted any more."""
+        if self.dead is not None:
+            raise type(self.dead)(str(self.dead))
+
+    def place(self, submission: Submission) -> str | None:
+        """Let it start where the session stands now, refuse what can never run as it stands, and say what there is no room for.
+
+        The caller holds the lock. Raises InvalidRequest, Unsupported, or why client or session are over.
+        """
+        session, start = submission.session, submission.position
+        if self.dead is not None:
+            self.check_alive()
+        if session.ended is not None or session._stream is not None or session._course is not submission.course:
+            session.check_free(submission.course)
+        stands_at, n = session._position, submission.n_tokens
+        if start is None:
+            start = stands_at
+        elif not isinstance(start, int | np.integer) or not 0 <= start <= stands_at:
+            raise InvalidRequest(
+                f"position {start!r} in session {session.session_id}; it goes on at {stands_at}, or below to rewind"
+            )
+        elif start < stands_at and not session.supports_rewind:
+            raise Unsupported(
+                f"position {start} rewinds session {session.session_id} from {stands_at};"
+                f" model {session.model.name!r} cannot rewind"
+            )
+        submission.start = start = int(start)
+        end = start + n + submission.further
+        if end > session.most_tokens:
+            raise InvalidRequest(
+                f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {session.most_tokens}"
+            )
+        room = self.outbox.room
         if (
             n <= room
             and n <= self._most_tokens
-            and len(self._pending) + n_steps <= self._records.capacity
-            and self._outstanding_results + n_results <= self._results.capacity
+            and len(self._pending) + submission.n_steps <= self._records.capacity
+            and self._outstanding_results + submission.n_results <= self._results.capacity
         ):
             return None
+        return self._lacking(submission, room)
+
+    def _lacking(self, submission: Submission, room: int) -> str:
+        """What there is no room for now, in words. Raises InvalidRequest, with the sizes, where no waiting would make room."""
+        n, n_steps, n_results = submission.n_tokens, submission.n_steps, submission.n_results
         if n > self._most_tokens:
             raise InvalidRequest(f"{n} tokens in one submission; the token ring takes at most {self._most_tokens}")
         if n > room:
@@ -205,7 +215,7 @@ class Channel:
             position = session.earliest_from(first, position)
             session.rewound(self._next_request, position)
             try:
-                self.send_steps()
+                self.outbox.send_steps()
                 sent, reply.withdrawn = self._link.frames_sent, True
                 self._link.send(frames.Cancel(session.session_id, first, position))
             except SchedulerDied:
@@ -224,7 +234,7 @@ class Channel:
             last = self._pending.get(stream.last_request)
             if last is not None and self.dead is None:
                 try:
-                    self.send(frames.Halt(last.session.session_id, stream.last_request))
+                    self.outbox.send(frames.Halt(last.session.session_id, stream.last_request))
                 except SchedulerDied:
                     # The receiver sees the same, and fails it.
                     pass
@@ -239,7 +249,7 @@ class Channel:
                 records = self._records.take_until(message.records_written)
                 results = self._results.take_until(message.results_written)
                 streamed = self._stream.take_until(message.stream_written)
-                self._ring.returned(message.tokens_read)
+                self.outbox.ring.returned(message.tokens_read)
             except ValueError as e:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
             came = self._advance(streamed) if streamed else []
@@ -303,7 +313,7 @@ class Channel:
 
     def _tell_consumed(self) -> None:
         try:
-            self.send(frames.Consumed(self._records.read, self._results.read, self._stream.read))
+            self.outbox.send(frames.Consumed(self._records.read, self._results.read, self._stream.read))
         except SchedulerDied:
             # Whoever receives sees the same.
             pass

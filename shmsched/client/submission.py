@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
+from shmsched.client.tokens import packed_tokens
 from shmsched.errors import InvalidRequest
 from shmsched.memory.layouts import SAMPLING
-from shmsched.steps import OutputRows, SamplingParams
-from shmsched.wire.frames import STEP_DESCRIPTOR, StepFlags
+from shmsched.steps import OutputRows, SamplingParams, Tokens
+from shmsched.wire.frames import MAX_STOP_TOKENS, STEP_DESCRIPTOR, StepFlags
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
@@ -18,6 +21,8 @@ SAMPLED, MORE = int(StepFlags.SAMPLED), int(StepFlags.MORE)
 UNSAMPLED = bytes(SAMPLING.size)
 LAST = OutputRows.LAST
 NO_ROWS = -1
+FARTHEST_DEADLINE_S = 1e7
+"""Four months; what is farther is a time of another clock."""
 
 
 class Submission:
@@ -44,19 +49,24 @@ class Submission:
     def __init__(
         self,
         session: SessionCore,
-        tokens: bytes,
+        tokens: Tokens,
         position: int | None,
         sampling: SamplingParams | None,
         output_rows: OutputRows,
-        deadline: float = 0.0,
+        deadline: float | None,
+        course: Course | None = None,
+        request_id: int | None = None,
         further: int = 0,
         stop_tokens: tuple[int, ...] = (),
-        request_id: int | None = None,
-        course: Course | None = None,
     ) -> None:
+        """Raises InvalidRequest for what can never be done."""
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise InvalidRequest(f"sampling is {sampling!r}; a SamplingParams, or None for raw logits, is wanted")
-        n, size = len(tokens) >> 2, session.chunk_size
+        if type(output_rows) is not OutputRows:
+            output_rows = _output_rows(output_rows)
+        self.tokens = packed_tokens(tokens, session.vocab_size)
+        """int32, little-endian, 4 bytes each."""
+        n, size = len(self.tokens) >> 2, session.chunk_size
         self.n_steps = 1
         if n > size:
             if output_rows is OutputRows.ALL:
@@ -65,12 +75,10 @@ class Submission:
                 raise InvalidRequest(f"request {request_id} has {n} tokens; a step has at most {size}")
             self.n_steps = -(-n // size)
         self.session = session
-        self.tokens = tokens
-        """int32, little-endian, 4 bytes each."""
         self.position = position
         self.sampling = sampling
         self.output_rows = output_rows
-        self.deadline = deadline
+        self.deadline = 0.0 if deadline is None else _deadline(deadline)
         """In seconds of ``time.monotonic()``; 0 for none."""
         self.further = further
         """How many decodes the scheduler may queue after it, and what ends them."""
@@ -108,3 +116,54 @@ class Submission:
             self.last_request, session.session_id, n, at, self.output_rows, flags, packed, rows_offset,
             self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
+
+
+def _output_rows(value: object) -> OutputRows:
+    """Raises InvalidRequest if ``value`` is none."""
+    try:
+        return OutputRows(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
+
+
+def _deadline(value: object) -> float:
+    """As a frame carries it. Raises InvalidRequest if ``value`` is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise InvalidRequest(f"deadline is {value!r}; a time of time.monotonic(), or None, is wanted")
+    ahead = value - time.monotonic()
+    if ahead > FARTHEST_DEADLINE_S:
+        raise InvalidRequest(
+            f"deadline is {value!r}, {ahead:,.0f} s ahead; at most {FARTHEST_DEADLINE_S:,.0f} s are allowed."
+            " It is a time of time.monotonic(), not of time.time()"
+        )
+    return float(value)
+
+
+def continued(
+    session: SessionCore,
+    tokens: Tokens,
+    sampling: SamplingParams,
+    further: int,
+    stop_tokens: tuple[int, ...],
+    deadline: float | None,
+    course: Course | None,
+) -> Submission:
+    """What a session's ``stream`` submits. Raises InvalidRequest."""
+    _check_further(further, sampling, stop_tokens, session.vocab_size)
+    return Submission(session, tokens, None, sampling, LAST, deadline, course, further=further, stop_tokens=stop_tokens)
+
+
+def _check_further(further: int, sampling: SamplingParams, stop_tokens: tuple[int, ...], vocab_size: int) -> None:
+    """Refuse a generation that can never run as it stands."""
+    if not isinstance(further, int) or not 0 <= further < 2**31:
+        raise InvalidRequest(f"further is {further!r}; it must be a whole number from 0 to 2**31 - 1")
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(f"sampling is {sampling!r}; the engine samples what the scheduler goes on with")
+    if len(stop_tokens) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"{len(stop_tokens)} stop tokens; the scheduler takes at most {MAX_STOP_TOKENS}."
+            " Client-driven steps (continuation=False) take any number"
+        )
+    for token in stop_tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(f"stop token {token} is outside the vocabulary; it must be from 0 to {vocab_size - 1}")
