@@ -93,7 +93,6 @@ class AsyncClient(ClientCore):
             raise
         self._greeted(link, state)
         self._connected = True
-        self._channel.room_came = self._room_came
         link.on_outbound = self._flush_soon
         self._loop.add_reader(link.fileno(), self._readable)
         return self
@@ -288,6 +287,7 @@ class AsyncClient(ClientCore):
             async with asyncio.timeout(timeout), self._line:
                 while (lacking := await self._try(submission, reply)) is not None:
                     self._room = self._loop.create_future()
+                    self._channel.room_came = self._room_came
                     await self._room
         except TimeoutError:
             raise Full(f"{lacking}, and waiting {timeout:g} s did not change that") from None

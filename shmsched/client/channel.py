@@ -41,8 +41,8 @@ class Channel:
         layout = ClientLayout(welcome.ring_tokens, welcome.records, welcome.results, welcome.stream)
         view = memoryview(segment.buffer)
         self.lock = threading.Lock()
-        self.room_came: Callable[[], None] = lambda: None
-        """Called, with the lock held, when some room may have come back."""
+        self.room_came: Callable[[], None] | None = None
+        """Called once, with the lock held, when some room may have come back."""
         self.dead: ShmschedError | None = None
         self.arena: ClientArena | None = None
         self.max_arena = welcome.max_arena
@@ -279,7 +279,8 @@ class Channel:
                     )
                 settled.append((submission, token, logprob, response))
             self._outstanding_results -= n_results
-            self.room_came()
+            if self.room_came is not None:
+                self._tell_of_room()
             if self._stream.read - self._stream_told > self._stream.capacity // 4:
                 self._stream_told = self._stream.read
                 self._tell_consumed()
@@ -303,6 +304,11 @@ class Channel:
             submission.session.fed(token)
             came.append((stream, token, logprob))
         return came
+
+    def _tell_of_room(self) -> None:
+        room_came, self.room_came = self.room_came, None
+        if room_came is not None:
+            room_came()
 
     def _raw(self, submission: Submission, n_rows: int) -> Response:
         session, waited, block = submission.session, submission.reply.queue_wait, None
@@ -336,7 +342,8 @@ class Channel:
                         position = reply.step_position
                 session.step_failed(request, position)
                 replies[reply] = session
-            self.room_came()
+            if self.room_came is not None:
+                self._tell_of_room()
         for reply, session in replies.items():
             if message.code == ErrorCode.CANCELLED or reply.withdrawn:
                 reply.settle_cancelled()
@@ -361,7 +368,8 @@ class Channel:
                 self.dead = error
             replies = {submission.reply: None for submission in self._pending.values()}
             self._pending.clear()
-            self.room_came()
+            if self.room_came is not None:
+                self._tell_of_room()
         for reply in replies:
             reply.settle_failed(error)
 

@@ -61,7 +61,6 @@ class Client(ClientCore):
             raise
         self._greeted(link, state)
         self._room = threading.Condition(self._channel.lock)
-        self._channel.room_came = self._room.notify_all
         self._receiver.start()
 
     # --- sessions -------------------------------------------------------------------------------------------------------
@@ -260,6 +259,7 @@ class Client(ClientCore):
         if not block:
             raise Full(f"{lacking}; submit with block=True to wait")
         self._receiver.refuse_in_callback(f"wait for room ({lacking})")
+        self._channel.room_came = self._room.notify_all
         return self._room.wait(None if deadline is None else deadline - time.monotonic())
 
     def _ensure_arena(self) -> None:

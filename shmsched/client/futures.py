@@ -23,8 +23,9 @@ class Keeper(Protocol):
     def withdraw(self, reply: Reply, /) -> bool:
         """Have the scheduler cancel it. False if it was answered before."""
 
-    def read_until(self, ready: Callable[[], bool], timeout: float | None, /) -> bool:
-        """Take in answers until ``ready()``, for at most ``timeout`` seconds. False, at once, if somebody else does."""
+    def read_until(self, ready: Callable[[], bool], deadline: float | None, /) -> bool:
+        """Take in answers until ``ready()``, or until ``deadline`` in seconds of ``time.monotonic()``. False, at once, if
+        somebody else does."""
 
     def poke(self) -> None:
         """The future was settled by somebody who takes in no answers."""
@@ -46,11 +47,9 @@ class StepFuture(LightFuture[Response], Reply):
     def result(self, timeout: float | None = None) -> Response:
         """The answer, waiting up to ``timeout`` seconds for it. Raises the StepError of a step that failed, CancelledError,
         TimeoutError."""
-        if self._result is not None:
-            return self._result
-        if not self.done():
+        if self._result is None and not self.done():
             timeout = self._read(timeout)
-        return super().result(timeout)
+        return super().result(timeout) if self._result is None else self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What ``result`` would raise, or None."""
@@ -60,9 +59,12 @@ class StepFuture(LightFuture[Response], Reply):
 
     def _read(self, timeout: float | None) -> float | None:
         """Read the connection in the receiver's stead. Returns what is left of the time-out."""
-        started = time.monotonic()
-        self._keeper.read_until(self.done, timeout)
-        return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+        if timeout is None:
+            self._keeper.read_until(self.done, None)
+            return None
+        deadline = time.monotonic() + timeout
+        self._keeper.read_until(self.done, deadline)
+        return 0.0 if self.done() else max(0.0, deadline - time.monotonic())
 
     def cancel(self) -> bool:
         """True if the future is cancelled now, or was before; False if it had its answer already."""
@@ -152,8 +154,7 @@ class WaitingStream(TokenStream):
         return self._wait(lambda: self.ended, None if timeout is None else time.monotonic() + timeout)
 
     def _wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not ready() and not self._keeper.read_until(ready, left):
+        if not ready() and not self._keeper.read_until(ready, deadline):
             with self._came:
                 self._waiting += 1
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -213,6 +213,13 @@ class Link:
             return []
         except OSError:
             return None
+        if ancillary or came & _TRUNCATED:
+            self._take_descriptors(ancillary, came)
+        if not data:
+            return None
+        return [unpack(payload) for payload in self._splitter.feed(data)]
+
+    def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]], came: int) -> None:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -221,9 +228,6 @@ class Link:
         self._lost_descriptors |= bool(came & _TRUNCATED)
         if len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ProtocolError(f"{len(self._descriptors)} descriptors came that no frame asked for")
-        if not data:
-            return None
-        return [unpack(payload) for payload in self._splitter.feed(data)]
 
     def descriptor(self) -> int:
         """The descriptor that rode on the frame at hand. The caller owns it now. Raises ProtocolError if there is none."""
