@@ -6,13 +6,14 @@ One lock guards all of it. Futures are settled outside the lock, since their cal
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
 
 from shmsched.client.leases import ClientArena
 from shmsched.client.outbox import Outbox
-from shmsched.client.replies import Reply, TokenStream
+from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import NO_ROWS, Submission
 from shmsched.errors import (
@@ -284,14 +285,14 @@ class Channel:
             if self._stream.read - self._stream_told > self._stream.capacity // 4:
                 self._stream_told = self._stream.read
                 self._tell_consumed()
-        for stream, token, logprob in came:
-            stream.streamed(token, logprob)
+        for stream, sampled in came:
+            stream.streamed(sampled)
         if settled:
             _settle(settled)
 
-    def _advance(self, streamed: bytes) -> list[tuple[TokenStream, int, float]]:
+    def _advance(self, streamed: bytes) -> list[tuple[TokenStream, SampledToken]]:
         """The tokens of generations that go on: each is fed by the scheduler as it comes."""
-        came = []
+        came, now = [], time.monotonic()
         for request, token, logprob, waited in STREAMED.iter_unpack(streamed):
             submission = self._pending.get(request)
             if submission is None or submission.reply.withdrawn:
@@ -302,7 +303,7 @@ class Channel:
             if stream.queue_wait is None:
                 stream.queue_wait = waited
             submission.session.fed(token)
-            came.append((stream, token, logprob))
+            came.append((stream, SampledToken(token, logprob, now)))
         return came
 
     def _tell_of_room(self) -> None:

@@ -111,9 +111,10 @@ class WaitingStream(TokenStream):
         super().__init__()
         self._channel = channel
         self._keeper = keeper
-        self._came = threading.Condition()
+        self._taking = threading.RLock()
         """Held to take a token, and to cancel: nobody takes one between the moment that says where the session stands and the
         end."""
+        self._came = threading.Condition(self._taking)
         self._waiting = 0
         """How many wait to be notified, since another caller reads the connection."""
 
@@ -122,7 +123,7 @@ class WaitingStream(TokenStream):
 
         False if its last token has come, or is about to be here: then nothing is undone.
         """
-        with self._came:
+        with self._taking:
             if not self.ended and self._channel.withdraw(self):
                 self.end_here()
                 self._keeper.poke()
@@ -142,7 +143,7 @@ class WaitingStream(TokenStream):
         """The next token, waiting for it. Raises as ``take``, TimeoutError, and Full in a future's callback."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._came:
+            with self._taking:
                 token = self.take()
             if token is not None:
                 return token
@@ -165,5 +166,6 @@ class WaitingStream(TokenStream):
         return ready()
 
     def fail_in_forked_child(self, error: ShmschedError) -> None:
-        self._came = threading.Condition()
+        self._taking = threading.RLock()
+        self._came = threading.Condition(self._taking)
         self.settle_failed(error)

@@ -118,10 +118,10 @@ class TokenStream(Reply):
         self.cancelled = self.ended = True
         self.wake()
 
-    def streamed(self, token: int, logprob: float) -> None:
+    def streamed(self, token: SampledToken) -> None:
         """A token came, and another one will."""
         if not self.ended:
-            self.tokens.append(SampledToken(token, logprob, time.monotonic()))
+            self.tokens.append(token)
             self.wake()
 
     def settle(self, response: Response) -> None:
