@@ -86,7 +86,6 @@ class StepFuture(LightFuture[Response], Reply):
             self._keeper.poke()
 
     def settle(self, response: Response) -> None:
-        self.arrived = time.monotonic()
         try:
             self.set_result(response)
         except InvalidStateError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections import deque
 from typing import NamedTuple
@@ -21,7 +20,7 @@ class Reply:
     queue_wait: float | None = None
     """For how many seconds its first chunk was queued, once that is known."""
     arrived = 0.0
-    """When its answer came, in seconds of ``time.monotonic()``."""
+    """When its answer came, in seconds of ``time.monotonic()``. Said before it is settled."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -128,7 +127,7 @@ class TokenStream(Reply):
         if self.ended:
             return
         assert response.logprobs is not None
-        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0]), time.monotonic()))
+        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0]), self.arrived))
         self.ended = True
         self.wake()
 

@@ -129,20 +129,23 @@ class SessionCore:
             self._sampling = last
         return last[1]
 
-    def submitted(self, request: int, start: int, tokens: bytes) -> None:
-        """``tokens``, int32, were submitted at ``start``; ``request`` is the number of their first step."""
+    def goes_on(self, request: int, start: int, tokens: bytes) -> None:
+        """``tokens``, int32, are about to be submitted at ``start``; ``request`` is the number of their first step.
+
+        Where nothing comes of it, the session goes on at ``start``. Else ``_position`` is its caller's to set, behind them.
+        """
         if start < self._position or self._fell_back:
             self.rewound(request, start)
-            self._fell_back = False
         if start < len(self._fed):
             del self._fed[start:]
         self._fed.frombytes(tokens)
+
+    def submitted(self, request: int, start: int, tokens: bytes) -> None:
+        """``tokens``, int32, were submitted at ``start``; ``request`` is the number of their first step."""
+        self.goes_on(request, start, tokens)
+        self._fell_back = False
         self._position = start + len(tokens) // 4
         self.unfed = None
-
-    def generates(self, stream: TokenStream) -> None:
-        """What was submitted last goes on by itself, and gives its tokens to ``stream``."""
-        self._stream = stream
 
     def fed(self, token: int) -> None:
         """The scheduler has fed a token that it had just given."""
