@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
@@ -45,6 +45,10 @@ class BatchInFlight:
     number: int
     steps: list[Step]
     started: float
+    plain: bool
+    """Every step is."""
+    lengths: list[int]
+    """How many tokens each step has."""
 
 
 class BatchSummary(NamedTuple):
@@ -190,20 +194,23 @@ class EngineLink:
         steps = self.queues.take()
         if not steps:
             return
+        plain = all([step.plain for step in steps])
+        if not plain:
+            self._attach_arenas(steps)
+        self.batches += 1
+        daemon.settling.ledger.dispatch(steps)
+        self.batch = batch = BatchInFlight(self.batches, steps, now, plain, [])
+        batch.lengths = self._slot.write(batch.number, steps)
+        self.peer.send(frames.Work(self.batches, 0))
+        self.watch(daemon)
+
+    def _attach_arenas(self, steps: list[Step]) -> None:
+        """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""
         for step in steps:
-            step.waited = now - step.entered
-            if step.sampled:
-                continue
             client = step.session.client
             if step.raw_rows and client not in self._arenas and client.arena is not None:
                 self._arenas.add(client)
                 self.peer.send(frames.AttachArena(client.number, client.arena.size), client.arena.fd)
-        self.batches += 1
-        self.batch = BatchInFlight(self.batches, steps, now)
-        daemon.settling.ledger.dispatch(steps)
-        self._slot.write(self.batches, steps)
-        self.peer.send(frames.Work(self.batches, 0))
-        self.watch(daemon)
 
     @property
     def silent_since(self) -> float | None:
@@ -244,7 +251,7 @@ class EngineLink:
         if batch is None:
             return
         try:
-            results = self._slot.read(batch.steps)
+            results = self._slot.read(batch.steps, batch.plain)
             failed = results.statuses.count(FAILED)
             if len(message.messages) != failed:
                 raise ValueError(f"{len(message.messages)} messages came for {failed} failed steps")
@@ -253,19 +260,27 @@ class EngineLink:
                 batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
             )
             return
-        now = time.monotonic()
         ids, logprobs = results.ids, results.logprobs
+        if (
+            batch.plain
+            and results.statuses.count(DONE) == len(batch.steps)
+            and daemon.settling.complete_plain(batch.steps, batch.started, ids, logprobs)
+        ):
+            self._finish(batch, (step.session.number for step in batch.steps if not step.session.outstanding))
+            return
+        now = time.monotonic()
         complete, complete_and_follow = daemon.settling.complete, daemon.settling.complete_and_follow
         messages = iter(message.messages)
         at = 0
         came: list[int] = []
         deferred: list[Step] = []
         for step, status in zip(batch.steps, results.statuses, strict=True):
+            waited = batch.started - step.entered
             if status == DONE:
                 if step.generation is not None:
-                    settled = complete_and_follow(step, ids[at], logprobs[at], now, daemon)
+                    settled = complete_and_follow(step, waited, ids[at], logprobs[at], now, daemon)
                 else:
-                    settled = complete(step, ids, logprobs, at)
+                    settled = complete(step, waited, ids, logprobs, at)
                 if settled:
                     # One with more steps queued is back already.
                     if step.n_rows and not step.session.outstanding:
@@ -296,10 +311,11 @@ class EngineLink:
         self.batch = None
         return batch
 
-    def _finish(self, batch: BatchInFlight, came: list[int]) -> None:
-        now = time.monotonic()
+    def _finish(self, batch: BatchInFlight, came: Iterable[int]) -> None:
+        """``came``: the sessions that got a token and have nothing queued."""
+        now = self.heard_at
         seconds = now - batch.started
-        lengths = [step.n_tokens for step in batch.steps]
+        lengths = batch.lengths
         n_steps, n_tokens, decodes = len(lengths), sum(lengths), lengths.count(1)
         self.steps_run += n_steps
         self.tokens_run += n_tokens

@@ -108,10 +108,14 @@ class EventLoop:
             callback = self._callbacks.get(fd)
             if callback is not None:
                 callback(events)
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _guarded(heapq.heappop(self._timers)[2].fire)
-        _guarded(self.after_turn)
+        if self._timers:
+            now = time.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                _guarded(heapq.heappop(self._timers)[2].fire)
+        try:
+            self.after_turn()
+        except Exception:
+            say_trace()
 
     def close(self) -> None:
         self._epoll.close()

@@ -58,7 +58,8 @@ class Daemon:
         """Those that have completions to hear of at the end of this turn."""
         self._announced = False
         self._exit_status = 0
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """For steps, sessions, clients and engines: none is used twice."""
         self.loop = EventLoop()
         self._listener = Listener(config.socket)
         sweep()
@@ -73,7 +74,7 @@ class Daemon:
             config, self.loop, self.sessions, lambda: self.engines.links.values(), self.touched_clients.add
         )
         self.connections = Connections(self.loop, self._listener, config.max_clients, self._greet)
-        self.overload = Overload(self.connections, config.max_queued_steps)
+        self.overload = Overload(self.connections, config.max_queued_steps, lambda: self.waiting_for_engines)
         self.engines = Engines(self, self.connections, self.supervisor, lambda: self.clients.links.values())
         self.loop.after_turn = self._end_of_turn
 
@@ -100,12 +101,19 @@ class Daemon:
 
     def next_number(self) -> int:
         """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
-        return next(self._numbers)
+        return next(self.numbers)
 
     @property
     def waiting_for_engines(self) -> int:
         """Steps in the engines' queues. Others may wait for their client to read, which it must be able to say that it has."""
         return sum([len(engine.queues) for engine in self.engines.links.values()])
+
+    def take_in(self, engine: EngineLink, steps: list[Step], now: float) -> None:
+        """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
+        self.settling.ledger.enter_all(steps)
+        engine.queues.extend(steps)
+        engine.linger.came_back_all([step.session.number for step in steps], now)
+        self.touched_engines.add(engine)
 
     def enter(self, step: Step) -> None:
         """The step counts as submitted, and as queued, from here on."""
@@ -114,14 +122,13 @@ class Daemon:
         if step.deadline:
             self.deadlines.add(step)
 
-    def queue(self, step: Step, now: float) -> None:
+    def queue(self, step: Step) -> None:
         """An entered step may go into a batch from here on."""
         session = step.session
         engine = session.engine
         assert engine is not None
-        step.entered = now
         engine.queues.push(step)
-        engine.linger.came_back(session.number, now)
+        engine.linger.came_back(session.number, step.entered)
         self.touched_engines.add(engine)
 
     def _deadline_passed(self, step: Step) -> None:
@@ -152,9 +159,9 @@ class Daemon:
     def _end_of_turn(self) -> None:
         """Do once what many frames of this turn may have asked for."""
         while True:
-            self.sessions.serve_waiting()
-            if len(self.overload):
-                self.overload.relieve(self.waiting_for_engines, len(self.clients.links))
+            if self.sessions.slots_changed:
+                self.sessions.serve_waiting()
+            self.overload.relieve(len(self.clients.links))
             if self.touched_engines:
                 now = time.monotonic()
                 self.deadlines.expire(now)

@@ -79,6 +79,11 @@ class RecordRing:
         self._waiting.append(self._row.pack(*values))
         self.written += 1
 
+    def append_packed(self, rows: list[bytes]) -> None:
+        """Add rows that are packed already, each by itself. The caller has reserved the room."""
+        self._waiting += rows
+        self.written += len(rows)
+
     def extend(self, rows: bytes) -> None:
         """Add already packed rows. The caller has reserved the room."""
         self._waiting.append(rows)

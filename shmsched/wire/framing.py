@@ -35,9 +35,11 @@ class FrameSplitter:
                 return []
             data = bytes(self._pending)
             self._pending.clear()
-        payloads = []
         at, n, available = 0, 0, len(data)
         self._wanted = 4
+        if available > 4 and int.from_bytes(data[:4], "big") == available - 4 <= self._max_frame:
+            return [data[4:]]  # one whole frame, as nearly always
+        payloads = []
         while available - at >= 4:
             (n,) = _LENGTH.unpack_from(data, at)
             if not 0 < n <= self._max_frame:

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from shmsched.wire.codec import pack, unpack
+from shmsched.wire.codec import pack_framed, unpack
 from shmsched.wire.credentials import credentials
-from shmsched.wire.framing import FrameSplitter, framed
+from shmsched.wire.framing import FrameSplitter
 
 READ_SIZE = 1 << 16
 MAX_OUTBOUND = 4 << 20
@@ -52,17 +52,17 @@ class Peer:
 
     def send(self, message: Any, fd: int = -1) -> None:
         """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
-        data = framed(pack(message))
+        data = pack_framed(message)
         was_empty = not self._outbound
         try:
-            self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
+            self._outbound.append((data, -1 if fd < 0 else os.dup(fd)))
         except OSError as e:
             # Without its descriptor the frame means nothing: this connection ends at its next flush, and no other. Not the
             # error itself: its traceback would keep what the callers hold, a client's memory among it.
             self._broken = OSError(e.errno, e.strerror)
         self.outbound_bytes += len(data)
         # Past its bound no writable socket may ever come: the next flush has to see it.
-        if was_empty or self.overfull or self._broken is not None:
+        if was_empty or self.outbound_bytes > self.max_outbound or self._broken is not None:
             self.on_pending()
 
     @property
