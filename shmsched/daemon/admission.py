@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from shmsched.daemon.batch_slot import WANTED
-from shmsched.daemon.state import Generation, Session, SessionState, Step
+from shmsched.daemon.state import Generation, Session, SessionState, Step, Wanted
 from shmsched.errors import ErrorCode, InvalidRequest
 from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT, SAMPLING
 from shmsched.memory.segment import Segment
@@ -88,9 +88,8 @@ def admit(
     session.next_position = end
     entry = WANTED.pack(output_rows, sampled, d.sampling, session.client.number, 0 if sampled else d.rows_offset)
     plain = sampled and n_rows == 1 and generation is None
-    return Step(
-        number, session, n_tokens, d.request, tokens, position, entry, now, plain, n_rows, sampled, d.deadline, generation
-    )  # fmt: skip
+    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, plain, d.deadline, generation)
+    return Step(number, session, n_tokens, d.request, tokens, position, wanted, now)
 
 
 def _generation(d: StepDescriptor, stop_tokens: tuple[int, ...]) -> Generation:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-from itertools import accumulate
-from typing import NamedTuple
 
 from shmsched.daemon.state import Step
 from shmsched.memory.layouts import HEADER, SAMPLING, BatchSlotLayout, StepStatus
@@ -15,14 +13,6 @@ DONE = int(StepStatus.DONE)
 WANTED = struct.Struct(f"<HH{SAMPLING.size}sQQ")
 """What of a step's entry is the same for every step that wants the same: from ``output_rows`` on."""
 _ENTRY = struct.Struct(f"<IIII{WANTED.size}s")
-
-
-class Results(NamedTuple):
-    """What the engine's host wrote: a status for each step, and the sampled tokens of all steps in step order."""
-
-    statuses: bytes
-    ids: list[int]
-    logprobs: list[float]
 
 
 class BatchSlot:
@@ -41,15 +31,17 @@ class BatchSlot:
 
     def write(self, batch: int, steps: list[Step]) -> list[int]:
         """Describe ``steps`` as batch number ``batch``. Returns how many tokens each has."""
-        lengths = [step.n_tokens for step in steps]
-        pack = _ENTRY.pack
-        rows = [
-            pack(step.session.slot, start, length, step.position, step.entry)
-            for step, start, length in zip(steps, accumulate(lengths, initial=0), lengths, strict=False)
-        ]
-        HEADER.pack_into(self._buffer, 0, batch, len(steps), sum(lengths))
-        self._put(self._steps_offset, b"".join(rows))
-        self._put(self._tokens_offset, b"".join([step.tokens for step in steps]))
+        pack, start = _ENTRY.pack, 0
+        entries, tokens, lengths = [], [], []
+        for step in steps:
+            n = step.n_tokens
+            entries.append(pack(step.session.slot, start, n, step.position, step.wanted.entry))
+            tokens.append(step.tokens)
+            lengths.append(n)
+            start += n
+        HEADER.pack_into(self._buffer, 0, batch, len(steps), start)
+        self._put(self._steps_offset, b"".join(entries))
+        self._put(self._tokens_offset, b"".join(tokens))
         # No status of the batch before may pass for an answer to this one.
         self._put(self._statuses_offset, bytes(len(steps)))
         return lengths
@@ -57,15 +49,17 @@ class BatchSlot:
     def _put(self, at: int, data: bytes) -> None:
         self._buffer[at : at + len(data)] = data
 
-    def read(self, steps: list[Step], plain: bool) -> Results:
-        """The results, validated: every status is one, every token is in the vocabulary. Raises ValueError.
+    def read(self, steps: list[Step], plain: bool) -> tuple[bytes, list[int], list[float]]:
+        """What the engine's host wrote: a status for each step, and the sampled tokens of all steps, in step order, with
+        their log-probabilities. Validated: every status is one, every token is in the vocabulary. Raises ValueError.
 
         ``plain``: every step is.
         """
-        statuses = self._buffer[self._statuses_offset :][: len(steps)].tobytes()
-        n = len(steps) if plain else sum([step.n_rows for step in steps if step.sampled])
+        at, n_steps = self._statuses_offset, len(steps)
+        statuses = self._buffer[at : at + n_steps].tobytes()
+        n = n_steps if plain else sum([step.wanted.n_results for step in steps])
         ids = self._ids[:n].tolist()
-        if statuses.count(DONE) < len(steps):
+        if statuses.count(DONE) < n_steps:
             wrong = set(statuses) - _STATUSES
             if wrong:
                 raise ValueError(f"a step of the batch has status {min(wrong)}, which is none")
@@ -73,15 +67,14 @@ class BatchSlot:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
             self._check_answers(steps, statuses, ids)
         logprobs: list[float] = self._logprobs[:n].tolist()  # type: ignore[assignment]
-        return Results(statuses, ids, logprobs)
+        return statuses, ids, logprobs
 
     def _check_answers(self, steps: list[Step], statuses: bytes, ids: list[int]) -> None:
         at = 0
         for step, status in zip(steps, statuses, strict=True):
-            if not step.sampled:
-                continue
+            n = step.wanted.n_results
             if status == StepStatus.DONE:
-                for token in ids[at : at + step.n_rows]:
+                for token in ids[at : at + n]:
                     if not 0 <= token < self._vocab_size:
                         raise ValueError(f"token {token} is outside the vocabulary of {self._vocab_size}")
-            at += step.n_rows
+            at += n

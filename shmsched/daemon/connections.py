@@ -122,8 +122,9 @@ class Connections:
 
     def flush(self) -> None:
         """Write what was queued in this turn. A peer that is gone, or that does not read, is dropped."""
-        while self._pending:
-            self._flush(self._pending.pop())
+        pending = self._pending
+        while pending:
+            self._flush(pending.pop())
 
     def close(self) -> None:
         self._loop.unwatch(self._listener.sock.fileno())
@@ -180,8 +181,9 @@ class Connections:
     def _ready(self, connection: Connection, events: int) -> None:
         if events & WRITE:
             self._pending.add(connection)
-        if events & ~WRITE:
-            self._receive(connection)
+            if events == WRITE:
+                return
+        self._receive(connection)
 
     def _receive(self, connection: Connection) -> bool:
         """Read once and handle what came. False if nothing had arrived, or the connection has ended."""

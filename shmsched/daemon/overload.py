@@ -21,14 +21,15 @@ class Overload:
         self._connections = connections
         self._most = most
         self._queued = queued
-        self._paused: dict[Connection, ClientLink] = {}
+        self.paused: dict[Connection, ClientLink] = {}
+        """Those that are not being read."""
 
     def __len__(self) -> int:
         """How many clients are not being read."""
-        return len(self._paused)
+        return len(self.paused)
 
     def has_paused(self, link: ClientLink) -> bool:
-        return link in self._paused.values()
+        return link in self.paused.values()
 
     def submitted(self, connection: Connection, link: ClientLink, clients: int) -> None:
         """One of ``clients`` has submitted."""
@@ -36,18 +37,16 @@ class Overload:
             return
         if not connection.paused and connection.open:
             self._connections.pause(connection)
-            self._paused[connection] = link
+            self.paused[connection] = link
 
     def gone(self, connection: Connection) -> None:
         """The client has left."""
-        self._paused.pop(connection, None)
+        self.paused.pop(connection, None)
 
     def relieve(self, clients: int) -> None:
         """Read those again for whom there is room."""
-        if not self._paused:
-            return
         enough, queued = self._most * 3 // 4, self._queued()
-        for connection, link in list(self._paused.items()):
+        for connection, link in list(self.paused.items()):
             if queued <= enough or link.outstanding * clients <= enough:
-                del self._paused[connection]
+                del self.paused[connection]
                 self._connections.resume(connection)

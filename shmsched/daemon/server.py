@@ -112,7 +112,8 @@ class Daemon:
         """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
         self.settling.ledger.enter_all(steps)
         engine.queues.extend(steps)
-        engine.linger.came_back_all([step.session.number for step in steps], now)
+        if engine.linger.minds:
+            engine.linger.came_back([step.session.number for step in steps], now)
         self.touched_engines.add(engine)
 
     def enter(self, step: Step) -> None:
@@ -128,7 +129,7 @@ class Daemon:
         engine = session.engine
         assert engine is not None
         engine.queues.push(step)
-        engine.linger.came_back(session.number, step.entered)
+        engine.linger.came_back((session.number,), step.entered)
         self.touched_engines.add(engine)
 
     def _deadline_passed(self, step: Step) -> None:
@@ -158,20 +159,22 @@ class Daemon:
 
     def _end_of_turn(self) -> None:
         """Do once what many frames of this turn may have asked for."""
+        engines, clients = self.touched_engines, self.touched_clients
         while True:
             if self.sessions.slots_changed:
                 self.sessions.serve_waiting()
-            self.overload.relieve(len(self.clients.links))
-            if self.touched_engines:
+            if self.overload.paused:
+                self.overload.relieve(len(self.clients.links))
+            if engines:
                 now = time.monotonic()
                 self.deadlines.expire(now)
-                while self.touched_engines:
-                    self._dispatch(self.touched_engines.pop(), now)
-            while self.touched_clients:
-                self.touched_clients.pop().tell_completions()
+                while engines:
+                    self._dispatch(engines.pop(), now)
+            while clients:
+                clients.pop().tell_completions()
             self.connections.flush()
             # A flush may find that a peer is gone, and what it held is somebody else's now.
-            if not (self.sessions.slots_changed or self.touched_engines or self.touched_clients):
+            if not (self.sessions.slots_changed or engines or clients):
                 break
         if not self._announced:
             self._announce()
@@ -179,10 +182,12 @@ class Daemon:
             self.end()
 
     def _dispatch(self, engine: EngineLink, now: float) -> None:
-        engine.watch(self)
-        if engine.may_go(now):
+        if engine.batch is not None or not engine.queues.queued:
+            engine.watch(self)
+        elif engine.may_go(now):
             engine.dispatch(self, now)
-        elif engine.batch is None and len(engine.queues) and engine.linger_timer is None:
+        elif engine.linger_timer is None:
+            engine.watch(self)
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
 
     def _linger_over(self, engine: EngineLink) -> None:

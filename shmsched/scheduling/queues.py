@@ -34,7 +34,7 @@ class StepQueues(Generic[S]):
         self._params = params
         self._exclusive = exclusive_sessions
         self._first_rank = self._last_rank = 0
-        self._queued = self._queued_chunks = 0
+        self.queued = self._queued_chunks = 0
         self._ready: dict[int, S] = {}  # the decodes that may go, by rank
         self._order: deque[int] = deque()  # their ranks in order, and stale ones, which _ready does not have
         self._late: list[int] = []  # more of both, in a heap: of those that could go later than others behind them
@@ -45,7 +45,7 @@ class StepQueues(Generic[S]):
         self._vacant: dict[Lane[S], None] = {}  # lanes without chunks that keep their turn: see remove()
 
     def __len__(self) -> int:
-        return self._queued
+        return self.queued
 
     @property
     def ready_decodes(self) -> int:
@@ -64,22 +64,23 @@ class StepQueues(Generic[S]):
     def extend(self, steps: Iterable[S]) -> None:
         """Queue steps one behind the other, and behind all others."""
         alone, lanes, ready, order = self._alone, self._decode_lanes, self._ready, self._order
+        rank = self._last_rank
         for step in steps:
             session = step.session
-            if step.n_tokens > 1 or session in alone or session in lanes:
-                self._push_into_lane(step)
-                continue
-            rank = step.rank = self._last_rank = self._last_rank + 1
-            step.lane = None
-            alone[session] = ready[rank] = step
-            order.append(rank)
-            self._queued += 1
+            self._last_rank = rank = rank + 1
+            if step.n_tokens == 1 and session not in alone and session not in lanes:
+                step.rank, step.lane = rank, None
+                alone[session] = ready[rank] = step
+                order.append(rank)
+                self.queued += 1
+            else:
+                self._push_into_lane(step, rank)
 
-    def _push_into_lane(self, step: S) -> None:
-        rank = step.rank = self._last_rank = self._last_rank + 1
+    def _push_into_lane(self, step: S, rank: int) -> None:
+        step.rank = rank
         lane = self._lane_for(step)
         lane.append(step)
-        self._queued += 1
+        self.queued += 1
         if step.n_tokens > 1:
             self._queued_chunks += 1
             if lane.n_chunks == 1:
@@ -95,7 +96,7 @@ class StepQueues(Generic[S]):
         if self._exclusive and lane.head is not None:
             self._unready(lane.head)  # only the head of a session may go, and that is another one now
         lane.prepend(step)
-        self._queued += 1
+        self.queued += 1
         if step.n_tokens > 1:
             self._queued_chunks += 1
             self._rotation.offer(lane, _offer_of(lane))
@@ -109,7 +110,7 @@ class StepQueues(Generic[S]):
         """
         if self._alone.get(step.session) is step:
             del self._alone[step.session]
-            self._queued -= 1
+            self.queued -= 1
             self._unready(step)
             self._sweep_vacancies()
             return True
@@ -118,7 +119,7 @@ class StepQueues(Generic[S]):
         if lane is None or lane is not step.lane:
             return False
         lane.unlink(step)
-        self._queued -= 1
+        self.queued -= 1
         if step.n_tokens == 1:
             self._unready(step)
         else:
@@ -139,14 +140,14 @@ class StepQueues(Generic[S]):
         if session in self._alone:
             alone = self._alone.pop(session)
             steps.append(alone)
-            self._queued -= 1
+            self.queued -= 1
             self._unready(alone)
         for lane in (self._decode_lanes.pop(session, None), self._chunk_lanes.pop(session, None)):
             while lane is not None and lane.head is not None:
                 step = lane.head
                 lane.unlink(step)
                 steps.append(step)
-                self._queued -= 1
+                self.queued -= 1
                 if step.n_tokens == 1:
                     self._unready(step)
                 else:
@@ -173,9 +174,12 @@ class StepQueues(Generic[S]):
         then but ranks of decodes, and they are put back. What comes after touches only the queues' own structures.
         """
         decodes: list[S] = []
+        chunks: list[S] = []
+        last_asked = 0
         try:
             self._pop_decodes(decodes)
-            chunks, last_asked = self._select_chunks(self._params.max_batch_size - len(decodes))
+            if self._queued_chunks:
+                chunks, last_asked = self._select_chunks(self._params.max_batch_size - len(decodes))
             batch = build(decodes + chunks)
         except BaseException:
             for step in decodes:
@@ -183,7 +187,7 @@ class StepQueues(Generic[S]):
                 heappush(self._late, step.rank)
             raise
         # Not before the batch is closed does a session show its next step: that one must not join the one before it.
-        self._queued -= len(decodes) + len(chunks)
+        self.queued -= len(decodes) + len(chunks)
         self._queued_chunks -= len(chunks)
         alone = self._alone
         for step in decodes:
@@ -220,6 +224,8 @@ class StepQueues(Generic[S]):
             for taken in decodes:
                 del ready[taken.rank]
                 order.popleft()  # its rank, or a stale one before it: what is left of these is stale now
+            if not order:
+                return
         while (order or late) and len(decodes) < most:
             from_order = not late or (len(order) > 0 and order[0] < late[0])
             rank = order[0] if from_order else late[0]
@@ -293,7 +299,7 @@ class StepQueues(Generic[S]):
 
     def _sweep_vacancies(self) -> None:
         """Turns kept for sessions that do not come back must not pile up."""
-        if len(self._vacant) > 2 * self._queued + 64:
+        if len(self._vacant) > 2 * self.queued + 64:
             self._end_vacancies()
 
     def _end_vacancies(self) -> None:

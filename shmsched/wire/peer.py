@@ -48,7 +48,7 @@ class Peer:
             return None
         if not data:
             return None
-        return [unpack(payload) for payload in self._splitter.feed(data)]
+        return list(map(unpack, self._splitter.feed(data)))
 
     def send(self, message: Any, fd: int = -1) -> None:
         """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
@@ -86,13 +86,13 @@ class Peer:
             raise self._broken
         while self._outbound:
             data, fd = self._outbound.popleft()
-            if fd < 0 and self._outbound:
+            if self._outbound and fd < 0:
                 parts = [data]
                 while self._outbound and self._outbound[0][1] < 0:
                     parts.append(self._outbound.popleft()[0])
                 data = b"".join(parts)
             try:
-                sent = self._write(data, fd)
+                sent = self.sock.send(data) if fd < 0 else self._send_with(data, fd)
             except BlockingIOError:
                 self._outbound.appendleft((data, fd))
                 return False
@@ -109,9 +109,7 @@ class Peer:
                 return False
         return True
 
-    def _write(self, data: bytes, fd: int) -> int:
-        if fd < 0:
-            return self.sock.send(data)
+    def _send_with(self, data: bytes, fd: int) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
         return self.sock.sendmsg([data], ancillary)
 

@@ -18,7 +18,7 @@ def warmed(turnaround: float = 0.001, step: float = 0.1, sessions: int = 2, roun
         now += step
         linger.batch_ended(now, step, range(sessions))
         for session in range(sessions):
-            linger.came_back(session, now + turnaround)
+            linger.came_back([session], now + turnaround)
     return linger, now + step
 
 
@@ -34,10 +34,10 @@ def test_nobody_expected_no_wait() -> None:
 def test_once_everyone_is_back_nothing_is_waited_for() -> None:
     linger, now = warmed()
     linger.batch_ended(now, 0.1, [0, 1])
-    linger.came_back(0, now + 0.0005)
+    linger.came_back([0], now + 0.0005)
     assert linger.expected == 1
     assert linger.deadline() > now + 0.0005
-    linger.came_back(1, now + 0.0006)
+    linger.came_back([1], now + 0.0006)
     assert linger.expected == 0
     assert linger.deadline() <= now
 
@@ -98,7 +98,7 @@ def test_never_longer_than_the_share_of_the_mean_step(
         assert linger.expected <= len({session for session, _ in sessions})
         for session, turnaround in sessions:
             if turnaround is not None:
-                linger.came_back(session, now + turnaround)
+                linger.came_back([session], now + turnaround)
             assert linger.deadline() <= now + SHARE * linger.mean_step_s * (1 + 1e-9)
         linger.gave_up()
         now += max((t for _, t in sessions if t is not None), default=0.0)
@@ -110,12 +110,12 @@ def run(linger: Linger, now: float, turnarounds: dict[int, float], step: float =
     longest = linger.longest
     for session, seconds in turnarounds.items():
         if seconds <= longest:
-            linger.came_back(session, now + seconds)
+            linger.came_back([session], now + seconds)
     waited = linger.expected > 0
     linger.gave_up()
     for session, seconds in turnarounds.items():
         if seconds > longest:
-            linger.came_back(session, now + seconds)
+            linger.came_back([session], now + seconds)
     return waited, now + max(turnarounds.values()) + step
 
 
@@ -155,7 +155,7 @@ def test_sessions_that_are_gone_leave_nothing() -> None:
     for session in range(1000):
         now += 0.1
         linger.batch_ended(now, 0.1, [session])
-        linger.came_back(session, now + 0.001)
+        linger.came_back([session], now + 0.001)
         linger.batch_ended(now, 0.1, [session])
         linger.forget(session)
     assert linger.expected == 0
