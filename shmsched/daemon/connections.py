@@ -191,10 +191,9 @@ class Connections:
             arrived = connection.peer.read()
             if arrived is not None:
                 return self._handle(connection, arrived)
+            self.drop(connection, "the peer closed the connection")
         except Exception as e:
             self._fault(connection, e)
-        else:
-            self.drop(connection, "the peer closed the connection")
         return False
 
     def _go_on(self, connection: Connection) -> None:

@@ -210,8 +210,6 @@ class EngineLink:
         self.batch = batch = BatchInFlight(self.batches, steps, now, plain, [])
         batch.lengths = self._slot.write(batch.number, steps)
         self.peer.send(frames.Work(batch.number, 0))
-        if self._watchdog is None:
-            self.watch(daemon)
 
     def _attach_arenas(self, steps: list[Step]) -> None:
         """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""

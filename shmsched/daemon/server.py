@@ -182,13 +182,11 @@ class Daemon:
             self.end()
 
     def _dispatch(self, engine: EngineLink, now: float) -> None:
-        if engine.batch is not None or not engine.queues.queued:
-            engine.watch(self)
-        elif engine.may_go(now):
+        if engine.may_go(now):
             engine.dispatch(self, now)
-        elif engine.linger_timer is None:
-            engine.watch(self)
+        elif engine.batch is None and engine.queues.queued and engine.linger_timer is None:
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
+        engine.watch(self)
 
     def _linger_over(self, engine: EngineLink) -> None:
         engine.linger_timer = None

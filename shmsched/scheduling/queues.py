@@ -67,17 +67,18 @@ class StepQueues(Generic[S]):
         rank = self._last_rank
         for step in steps:
             session = step.session
+            if step.n_tokens > 1 or session in alone or session in lanes:
+                self._push_into_lane(step)
+                rank = self._last_rank
+                continue
             self._last_rank = rank = rank + 1
-            if step.n_tokens == 1 and session not in alone and session not in lanes:
-                step.rank, step.lane = rank, None
-                alone[session] = ready[rank] = step
-                order.append(rank)
-                self.queued += 1
-            else:
-                self._push_into_lane(step, rank)
+            step.rank, step.lane = rank, None
+            alone[session] = ready[rank] = step
+            order.append(rank)
+            self.queued += 1
 
-    def _push_into_lane(self, step: S, rank: int) -> None:
-        step.rank = rank
+    def _push_into_lane(self, step: S) -> None:
+        rank = step.rank = self._last_rank = self._last_rank + 1
         lane = self._lane_for(step)
         lane.append(step)
         self.queued += 1

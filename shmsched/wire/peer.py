@@ -84,28 +84,29 @@ class Peer:
         """Write what the socket takes now. True if nothing is left. Raises OSError if the peer is gone."""
         if self._broken is not None:
             raise self._broken
-        while self._outbound:
-            data, fd = self._outbound.popleft()
-            if self._outbound and fd < 0:
+        outbound = self._outbound
+        while outbound:
+            data, fd = outbound.popleft()
+            if outbound and fd < 0:
                 parts = [data]
-                while self._outbound and self._outbound[0][1] < 0:
-                    parts.append(self._outbound.popleft()[0])
+                while outbound and outbound[0][1] < 0:
+                    parts.append(outbound.popleft()[0])
                 data = b"".join(parts)
             try:
                 sent = self.sock.send(data) if fd < 0 else self._send_with(data, fd)
             except BlockingIOError:
-                self._outbound.appendleft((data, fd))
+                outbound.appendleft((data, fd))
                 return False
             except OSError:
                 # ``close`` still has the descriptor to close.
-                self._outbound.appendleft((data, fd))
+                outbound.appendleft((data, fd))
                 raise
             self.outbound_bytes -= sent
             if fd >= 0:
                 # It went out with the first byte; what is left of the frame must not carry it again.
                 os.close(fd)
             if sent < len(data):
-                self._outbound.appendleft((data[sent:], -1))
+                outbound.appendleft((data[sent:], -1))
                 return False
         return True
 
