@@ -84,7 +84,7 @@ class LightFuture(Future[T]):
 
     def set_result(self, result: T) -> None:
         with _lock:
-            if not self._in_company and self._state not in _SETTLED:
+            if self._state is PENDING and not self._in_company:
                 self._result = result
                 self._state = FINISHED
                 return
@@ -92,7 +92,7 @@ class LightFuture(Future[T]):
 
     def set_exception(self, exception: BaseException | None) -> None:
         with _lock:
-            if not self._in_company and self._state not in _SETTLED:
+            if self._state is PENDING and not self._in_company:
                 self._exception = exception
                 self._state = FINISHED
                 return

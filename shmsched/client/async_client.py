@@ -14,7 +14,7 @@ from shmsched.client.core import ClientCore
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
-from shmsched.client.submission import Submission
+from shmsched.client.submission import Submission, continued
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -72,6 +72,7 @@ class AsyncClient(ClientCore):
         self._path = os.fspath(socket or default_socket())
         self._wait = wait
         self._connected = False
+        self._flush_due = False
         self._line = asyncio.Lock()
         """Held by the submission that waits for room; the others wait for that one, in order of arrival."""
         self._room: asyncio.Future[None] | None = None
@@ -92,7 +93,6 @@ class AsyncClient(ClientCore):
             raise
         self._greeted(link, state)
         self._connected = True
-        self._channel.room_came = self._room_came
         link.on_outbound = self._flush_soon
         self._loop.add_reader(link.fileno(), self._readable)
         return self
@@ -251,7 +251,7 @@ class AsyncClient(ClientCore):
     ) -> AsyncReply:
         """Put a step on its way, for one who waits for it later."""
         self._check_usable()
-        submission = self._step(session, tokens, position, sampling, output_rows, deadline, course)
+        submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
         return await self._send(submission, AsyncReply(), block, timeout)
 
     async def _stream(
@@ -266,7 +266,7 @@ class AsyncClient(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> AsyncStream:
-        submission = self._continued(session, tokens, sampling, further, stop_tokens, deadline, course)
+        submission = continued(session, tokens, sampling, further, stop_tokens, deadline, course)
         return await self._send(submission, AsyncStream(self._channel), block, timeout)
 
     async def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
@@ -287,6 +287,7 @@ class AsyncClient(ClientCore):
             async with asyncio.timeout(timeout), self._line:
                 while (lacking := await self._try(submission, reply)) is not None:
                     self._room = self._loop.create_future()
+                    self._channel.room_came = self._room_came
                     await self._room
         except TimeoutError:
             raise Full(f"{lacking}, and waiting {timeout:g} s did not change that") from None
@@ -296,11 +297,12 @@ class AsyncClient(ClientCore):
         """Submit it if there is room. Returns what is lacking."""
         while True:
             with self._channel.lock:
-                lacking = self._place(submission)
+                lacking = self._channel.place(submission)
                 if lacking is not None:
                     return lacking
                 if not submission.raw_rows or self._channel.arena is not None:
-                    self._send_now(submission, reply)
+                    self._channel.submit(submission, reply, later=True)
+                    self._flush_soon()
                     return None
             await self._ensure_arena()
 
@@ -314,7 +316,7 @@ class AsyncClient(ClientCore):
         if state.arena is None:
             size = self._arena_size()
             state.arena = self._loop.create_future()
-            self._link.send(frames.OpenArena(size))
+            self._channel.outbox.send(frames.OpenArena(size))
         answer = cast("asyncio.Future[Segment]", state.arena)
         try:
             segment = await asyncio.shield(answer)
@@ -348,20 +350,24 @@ class AsyncClient(ClientCore):
             self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}"))
 
     def _flush_soon(self) -> None:
-        self._loop.call_soon(self._flush)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send what the tasks of this turn have submitted, all at once."""
         if self._state.closed:
             return
         try:
-            if self._link.flush():
+            if self._channel.flush():
                 self._loop.remove_writer(self._link.fileno())
             else:
                 self._loop.add_writer(self._link.fileno(), self._flush)
         except SchedulerDied:
             # What it had still said is to be read first; then the end of the stream says the rest.
             self._loop.remove_writer(self._link.fileno())
+        finally:
+            self._flush_due = False
 
     def _end(self, error: ShmschedError) -> None:
         self._loop.remove_reader(self._link.fileno())
@@ -372,8 +378,9 @@ class AsyncClient(ClientCore):
         """End the connection. What is outstanding fails with ClientClosed. Idempotent; logits that are held stay readable."""
         if self._inherited or not self._connected or self._state.closed:
             return
-        self._state.closed = True
-        self._end(ClientClosed("the client was closed"))
+        self._loop.remove_reader(self._link.fileno())
+        self._loop.remove_writer(self._link.fileno())
+        self._close_state()
         self._link.close()
         # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
         self._channel.arena = self._state.arena = None

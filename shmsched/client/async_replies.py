@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from shmsched.client.channel import Channel
 from shmsched.client.replies import Reply, SampledToken, TokenStream
@@ -42,7 +41,6 @@ class AsyncReply(Reply):
             await asyncio.wait([self._answer])
 
     def settle(self, response: Response) -> None:
-        self.arrived = time.monotonic()
         self._renew()
         if not self._answer.done():
             self._answer.set_result(response)

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from shmsched.client.core import (
     BLOCK_TIMEOUT_S,
     ClientCore,
-    deadline_of,
-    output_rows_of,
 )
 from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.leases import ClientArena
@@ -23,9 +21,8 @@ from shmsched.client.replies import Reply
 from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
-from shmsched.client.submission import Submission
-from shmsched.client.tokens import as_tokens
-from shmsched.errors import ClientClosed, Full, SchedulerUnreachable, Unsupported, UsedAfterFork
+from shmsched.client.submission import Submission, continued
+from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
 from shmsched.steps import GREEDY, OutputRows, Request, SamplingParams, Tokens
 from shmsched.wire import frames
@@ -64,7 +61,6 @@ class Client(ClientCore):
             raise
         self._greeted(link, state)
         self._room = threading.Condition(self._channel.lock)
-        self._channel.room_came = self._room.notify_all
         self._receiver.start()
 
     # --- sessions -------------------------------------------------------------------------------------------------------
@@ -187,9 +183,15 @@ class Client(ClientCore):
             raise closed_error(request.session_id)
         asked = request.params
         submission = Submission(
-            session, as_tokens(request.tokens, session.vocab_size), asked.position, asked.sampling,
-            output_rows_of(asked.output_rows), deadline_of(deadline), request_id=request.request_id,
-        )  # fmt: skip
+            session,
+            request.tokens,
+            asked.position,
+            asked.sampling,
+            asked.output_rows,
+            deadline,
+            None,
+            request.request_id,
+        )
         return self._send(submission, StepFuture(self._receiver), block, block_timeout)
 
     def _submit(
@@ -204,7 +206,7 @@ class Client(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> StepFuture:
-        submission = self._step(session, tokens, position, sampling, output_rows, deadline, course)
+        submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
         return self._send(submission, StepFuture(self._receiver), block, timeout)
 
     def _stream(
@@ -219,17 +221,15 @@ class Client(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> WaitingStream:
-        submission = self._continued(session, tokens, sampling, further, stop_tokens, deadline, course)
+        submission = continued(session, tokens, sampling, further, stop_tokens, deadline, course)
         return self._send(submission, WaitingStream(self._channel, self._receiver), block, timeout)
 
     def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
         """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is
         true then."""
-        deadline = None
-        with self._channel.lock:
-            while (lacking := self._place(submission)) is not None or (
-                submission.raw_rows and self._channel.arena is None
-            ):
+        deadline, channel = None, self._channel
+        with channel.lock:
+            while (lacking := channel.place(submission)) is not None or (submission.raw_rows and channel.arena is None):
                 if lacking is None:
                     self._ensure_arena()
                     continue
@@ -237,10 +237,18 @@ class Client(ClientCore):
                     deadline = time.monotonic() + timeout
                 if not self._wait_for_room(lacking, block, deadline):
                     raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
-            later = self._receiver.expects_more()
-            self._send_now(submission, reply, later)
-            if later:
-                self._receiver.sent_later()
+            try:
+                if self._receiver.expects_more():
+                    channel.submit(submission, reply, later=True)
+                    if self._receiver.flushes_soon():
+                        return reply
+                    # The thread has come back just before.
+                    channel.outbox.send_steps()
+                else:
+                    channel.submit(submission, reply)
+            except SchedulerDied as e:
+                # The scheduler may have said why before it went; that is not read yet.
+                raise self._state.end_of_stream() from e
         return reply
 
     def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
@@ -251,6 +259,7 @@ class Client(ClientCore):
         if not block:
             raise Full(f"{lacking}; submit with block=True to wait")
         self._receiver.refuse_in_callback(f"wait for room ({lacking})")
+        self._channel.room_came = self._room.notify_all
         return self._room.wait(None if deadline is None else deadline - time.monotonic())
 
     def _ensure_arena(self) -> None:
@@ -260,7 +269,7 @@ class Client(ClientCore):
         if state.arena is None:
             size = self._arena_size()
             state.arena = Future()
-            self._link.send(frames.OpenArena(size))
+            self._channel.outbox.send(frames.OpenArena(size))
         answer = cast("Future[Segment]", state.arena)
         self._channel.lock.release()
         try:
@@ -287,8 +296,7 @@ class Client(ClientCore):
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
         if self._inherited or self._state.closed:
             return
-        self._state.closed = True
-        self._state.end(ClientClosed("the client was closed"))
+        self._close_state()
         self._link.shutdown()
         self._receiver.wake()
         if threading.current_thread() is not self._receiver:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,14 +14,11 @@ import numpy.typing as npt
 
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
-from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
-from shmsched.client.submission import Submission
-from shmsched.client.tokens import as_tokens
-from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, Unsupported, UsedAfterFork
+from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, UsedAfterFork
 from shmsched.memory.layouts import LOGIT
-from shmsched.steps import OutputRows, SamplingParams, Tokens
+from shmsched.steps import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
     from shmsched.client.generation.effects import Begin, Rest
 
 LEAST_ARENA = 64 << 20
-FARTHEST_DEADLINE_S = 1e7
-"""Four months; what is farther is a time of another clock."""
 BLOCK_TIMEOUT_S = 60.0
 """How long a submission waits for room unless it says otherwise."""
 _clients: weakref.WeakSet[ClientCore] = weakref.WeakSet()
@@ -44,6 +37,7 @@ class ClientCore:
 
     _link: Link
     _state: ClientState
+    _channel: Channel
 
     def __init__(self, arena_bytes: int | None) -> None:
         self._pid = os.getpid()
@@ -53,7 +47,7 @@ class ClientCore:
         self._next_session = 1
 
     def _greeted(self, link: Link, state: ClientState) -> None:
-        self._link, self._state = link, state
+        self._link, self._state, self._channel = link, state, state.channel
         _clients.add(self)
 
     @property
@@ -62,98 +56,7 @@ class ClientCore:
         self._check_usable()
         return MappingProxyType(self._state.models)
 
-    @property
-    def _channel(self) -> Channel:
-        return self._state.channel
-
-    # --- submitting -----------------------------------------------------------------------------------------------------
-
-    def _step(
-        self,
-        session: SessionCore,
-        tokens: Tokens,
-        position: int | None,
-        sampling: SamplingParams | None,
-        output_rows: OutputRows,
-        deadline: float | None,
-        course: Course | None,
-    ) -> Submission:
-        """What a session's ``submit`` asks for, checked. Raises InvalidRequest."""
-        return Submission(
-            session, as_tokens(tokens, session.vocab_size), position, sampling, output_rows_of(output_rows),
-            deadline_of(deadline), course=course,
-        )  # fmt: skip
-
-    def _continued(
-        self,
-        session: SessionCore,
-        tokens: Tokens,
-        sampling: SamplingParams,
-        further: int,
-        stop_tokens: tuple[int, ...],
-        deadline: float | None,
-        course: Course | None,
-    ) -> Submission:
-        """What a session's ``stream`` asks for, checked. Raises InvalidRequest."""
-        check_further(further, sampling, stop_tokens, session.vocab_size)
-        return Submission(
-            session, as_tokens(tokens, session.vocab_size), None, sampling, OutputRows.LAST, deadline_of(deadline),
-            further, stop_tokens, course=course,
-        )  # fmt: skip
-
-    def _place(self, submission: Submission) -> str | None:
-        """Let it start where the session stands now, refuse what can never run as it stands, and say what there is no room for.
-
-        The caller holds the lock. Raises InvalidRequest, Unsupported, or why client or session are over.
-        """
-        session, start = submission.session, submission.position
-        if self._inherited or self._state.closed or self._channel.dead is not None:
-            self._check_usable()
-        if session.ended is not None or session._stream is not None or session._course is not submission.course:
-            session.check_free(submission.course)
-        stands_at = session._position
-        if start is None:
-            start = stands_at
-        elif not isinstance(start, int | np.integer) or not 0 <= start <= stands_at:
-            raise InvalidRequest(
-                f"position {start!r} in session {session.session_id}; it goes on at {stands_at}, or below to rewind"
-            )
-        elif start < stands_at and not session.supports_rewind:
-            raise Unsupported(
-                f"position {start} rewinds session {session.session_id} from {stands_at};"
-                f" model {session.model.name!r} cannot rewind"
-            )
-        submission.start = int(start)
-        end = submission.start + submission.n_tokens + submission.further
-        most = session.model.max_session_tokens
-        if end > most:
-            raise InvalidRequest(
-                f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {most}"
-            )
-        return self._channel.lacking(submission)
-
-    def _send_now(self, submission: Submission, reply: Reply, later: bool = False) -> None:
-        """Send what was placed and has room. The caller holds the lock. ``later``: with what follows."""
-        try:
-            self._channel.submit(submission, reply, later)
-            self._sent(submission, reply)
-        except SchedulerDied as e:
-            # The scheduler may have said why before it went; that is not read yet.
-            raise self._state.end_of_stream() from e
-        except BaseException:
-            # An interrupt: what is on its way is nonetheless what the session holds.
-            if self._channel.is_outstanding(reply):
-                self._sent(submission, reply)
-            raise
-
-    def _sent(self, submission: Submission, reply: Reply) -> None:
-        session, start = submission.session, submission.start
-        session.submitted(reply.first_request, start, start + submission.n_tokens)
-        for chunk in submission.chunks:
-            session.remember(start, chunk)
-            start += len(chunk)
-        if isinstance(reply, TokenStream):
-            session.generates(reply)
+    # --- the arena ----------------------------------------------------------------------------------------------------
 
     def _arena_size(self) -> int:
         most = self._channel.max_arena
@@ -200,7 +103,7 @@ class ClientCore:
             number, self._next_session = self._next_session, self._next_session + 1
             self._state.opening[number] = opening
             try:
-                self._link.send(frame(number))
+                self._channel.outbox.send(frame(number))
             except SchedulerDied as e:
                 self._state.opening.pop(number, None)
                 raise self._state.end_of_stream() from e
@@ -211,7 +114,7 @@ class ClientCore:
         with self._channel.lock:
             asked = self._state.opening.pop(number, None) or self._state.sessions.pop(number, None)
             if asked is not None and self._channel.dead is None:
-                self._link.send(frames.CloseSession(number))
+                self._channel.outbox.send(frames.CloseSession(number))
             return asked is not None
 
     def _close_session(self, session: SessionCore) -> None:
@@ -223,7 +126,7 @@ class ClientCore:
                 self._state.sessions.pop(session.session_id, None)
                 if self._channel.dead is None:
                     try:
-                        self._link.send(frames.CloseSession(session.session_id))
+                        self._channel.outbox.send(frames.CloseSession(session.session_id))
                     except SchedulerDied:
                         # Whoever receives sees the same and settles everything; closing has nothing left to do.
                         pass
@@ -272,70 +175,31 @@ class ClientCore:
     def _forked_from(self, child: SessionCore, tokens: npt.NDArray[np.int32]) -> None:
         """The engine has given ``child`` these tokens."""
         with self._channel.lock:
-            child.submitted(0, 0, len(tokens))
-            child.remember(0, tokens)
+            child.submitted(0, 0, tokens.tobytes())
 
     def _check_usable(self) -> None:
-        if self._inherited:
-            raise UsedAfterFork(
-                f"this client was made in process {self._pid}; make a new one in this process ({os.getpid()})"
-            )
-        if self._state.closed:
-            raise ClientClosed("the client was closed; make another one")
-        if self._channel.dead is not None:
-            raise type(self._channel.dead)(str(self._channel.dead))
+        self._channel.check_alive()
+
+    def _close_state(self) -> None:
+        """Whatever ended it before: from here on it is closed."""
+        error = ClientClosed("the client was closed; make another one")
+        self._state.closed = True
+        self._state.end(error)
+        self._channel.dead = error
 
     def _forked(self) -> None:
         """In a forked child: its copy of the socket would hide this client's end from the daemon."""
         self._inherited = True
-        self._link.abandon()
-
-
-def output_rows_of(value: object) -> OutputRows:
-    """Raises InvalidRequest if ``value`` is none."""
-    if type(value) is OutputRows:
-        return value
-    try:
-        return OutputRows(value)  # type: ignore[arg-type]
-    except ValueError:
-        raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
-
-
-def deadline_of(value: object) -> float:
-    """As a frame carries it. Raises InvalidRequest if ``value`` is none."""
-    if value is None:
-        return 0.0
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise InvalidRequest(f"deadline is {value!r}; a time of time.monotonic(), or None, is wanted")
-    ahead = value - time.monotonic()
-    if ahead > FARTHEST_DEADLINE_S:
-        raise InvalidRequest(
-            f"deadline is {value!r}, {ahead:,.0f} s ahead; at most {FARTHEST_DEADLINE_S:,.0f} s are allowed."
-            " It is a time of time.monotonic(), not of time.time()"
+        self._channel.dead = UsedAfterFork(
+            f"this client was made in process {self._pid}; make a new one in this process ({os.getpid()})"
         )
-    return float(value)
+        self._link.abandon()
 
 
 def _seed(seed: int | None) -> int:
     value = secrets.randbits(64) if seed is None else SamplingParams(seed=seed).seed
     assert value is not None
     return value
-
-
-def check_further(further: int, sampling: SamplingParams, stop_tokens: tuple[int, ...], vocab_size: int) -> None:
-    """Refuse a generation that can never run as it stands."""
-    if not isinstance(further, int) or not 0 <= further < 2**31:
-        raise InvalidRequest(f"further is {further!r}; it must be a whole number from 0 to 2**31 - 1")
-    if not isinstance(sampling, SamplingParams):
-        raise InvalidRequest(f"sampling is {sampling!r}; the engine samples what the scheduler goes on with")
-    if len(stop_tokens) > frames.MAX_STOP_TOKENS:
-        raise InvalidRequest(
-            f"{len(stop_tokens)} stop tokens; the scheduler takes at most {frames.MAX_STOP_TOKENS}."
-            " Client-driven steps (continuation=False) take any number"
-        )
-    for token in stop_tokens:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(f"stop token {token} is outside the vocabulary; it must be from 0 to {vocab_size - 1}")
 
 
 def _after_fork_in_child() -> None:

@@ -23,8 +23,9 @@ class Keeper(Protocol):
     def withdraw(self, reply: Reply, /) -> bool:
         """Have the scheduler cancel it. False if it was answered before."""
 
-    def read_until(self, ready: Callable[[], bool], timeout: float | None, /) -> bool:
-        """Take in answers until ``ready()``, for at most ``timeout`` seconds. False, at once, if somebody else does."""
+    def read_until(self, ready: Callable[[], bool], deadline: float | None, /) -> bool:
+        """Take in answers until ``ready()``, or until ``deadline`` in seconds of ``time.monotonic()``. False, at once, if
+        somebody else does."""
 
     def poke(self) -> None:
         """The future was settled by somebody who takes in no answers."""
@@ -40,15 +41,15 @@ class StepFuture(LightFuture[Response], Reply):
     _cancelling = False
 
     def __init__(self, keeper: Keeper) -> None:
-        super().__init__()
+        # Nothing else is to be made, neither by LightFuture nor by Reply: to ask them takes 0.3 us.
         self._keeper = keeper
 
     def result(self, timeout: float | None = None) -> Response:
         """The answer, waiting up to ``timeout`` seconds for it. Raises the StepError of a step that failed, CancelledError,
         TimeoutError."""
-        if not self.done():
+        if self._result is None and not self.done():
             timeout = self._read(timeout)
-        return super().result(timeout)
+        return super().result(timeout) if self._result is None else self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What ``result`` would raise, or None."""
@@ -58,9 +59,12 @@ class StepFuture(LightFuture[Response], Reply):
 
     def _read(self, timeout: float | None) -> float | None:
         """Read the connection in the receiver's stead. Returns what is left of the time-out."""
-        started = time.monotonic()
-        self._keeper.read_until(self.done, timeout)
-        return None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+        if timeout is None:
+            self._keeper.read_until(self.done, None)
+            return None
+        deadline = time.monotonic() + timeout
+        self._keeper.read_until(self.done, deadline)
+        return 0.0 if self.done() else max(0.0, deadline - time.monotonic())
 
     def cancel(self) -> bool:
         """True if the future is cancelled now, or was before; False if it had its answer already."""
@@ -82,7 +86,6 @@ class StepFuture(LightFuture[Response], Reply):
             self._keeper.poke()
 
     def settle(self, response: Response) -> None:
-        self.arrived = time.monotonic()
         try:
             self.set_result(response)
         except InvalidStateError:
@@ -107,9 +110,10 @@ class WaitingStream(TokenStream):
         super().__init__()
         self._channel = channel
         self._keeper = keeper
-        self._came = threading.Condition()
+        self._taking = threading.RLock()
         """Held to take a token, and to cancel: nobody takes one between the moment that says where the session stands and the
         end."""
+        self._came = threading.Condition(self._taking)
         self._waiting = 0
         """How many wait to be notified, since another caller reads the connection."""
 
@@ -118,7 +122,7 @@ class WaitingStream(TokenStream):
 
         False if its last token has come, or is about to be here: then nothing is undone.
         """
-        with self._came:
+        with self._taking:
             if not self.ended and self._channel.withdraw(self):
                 self.end_here()
                 self._keeper.poke()
@@ -138,7 +142,7 @@ class WaitingStream(TokenStream):
         """The next token, waiting for it. Raises as ``take``, TimeoutError, and Full in a future's callback."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._came:
+            with self._taking:
                 token = self.take()
             if token is not None:
                 return token
@@ -150,8 +154,7 @@ class WaitingStream(TokenStream):
         return self._wait(lambda: self.ended, None if timeout is None else time.monotonic() + timeout)
 
     def _wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not ready() and not self._keeper.read_until(ready, left):
+        if not ready() and not self._keeper.read_until(ready, deadline):
             with self._came:
                 self._waiting += 1
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -162,5 +165,6 @@ class WaitingStream(TokenStream):
         return ready()
 
     def fail_in_forked_child(self, error: ShmschedError) -> None:
-        self._came = threading.Condition()
+        self._taking = threading.RLock()
+        self._came = threading.Condition(self._taking)
         self.settle_failed(error)

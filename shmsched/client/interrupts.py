@@ -26,11 +26,12 @@ class Deferred:
     """
 
     def __init__(self) -> None:
+        self._main_thread = threading.main_thread().ident
         self._handlers: dict[int, object] = {}
         self._came: dict[int, FrameType | None] = {}
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if threading.get_ident() != self._main_thread:
             return
         for number in _SIGNALS:
             handler = _signal.getsignal(number)
@@ -41,12 +42,15 @@ class Deferred:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._handlers:
+            return
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
             _signal.signal(number, handler)
-        came, self._came = self._came, {}
-        for number, frame in came.items():
-            handlers[number](number, frame)  # type: ignore[operator]
+        if self._came:
+            came, self._came = self._came, {}
+            for number, frame in came.items():
+                handlers[number](number, frame)  # type: ignore[operator]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number not in self._came:

@@ -32,6 +32,7 @@ class Receiver(threading.Thread):
         super().__init__(name="shmsched-receiver", daemon=True)
         self._link = link
         self._state = state
+        self._channel = state.channel
         self._make_session = make_session
         self._turn: dict[str, int] = {}
         """Under "turn" the thread that reads and handles, if any. Taking it with ``setdefault`` says in one instruction who has
@@ -111,7 +112,7 @@ class Receiver(threading.Thread):
         self._parked_for_long = False
         # Whatever was left for later before it said that it is back.
         try:
-            self._link.flush()
+            self._channel.flush()
         except ShmschedError:
             # The end of the stream says so too.
             pass
@@ -121,7 +122,7 @@ class Receiver(threading.Thread):
         self._look.set()
 
     def withdraw(self, reply: Reply) -> bool:
-        return self._state.channel.withdraw(reply)
+        return self._channel.withdraw(reply)
 
     def poke(self) -> None:
         """Have a caller that reads look whether its future is settled: another thread may have cancelled it."""
@@ -130,25 +131,25 @@ class Receiver(threading.Thread):
 
     # --- a caller -------------------------------------------------------------------------------------------------------
 
-    def read_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Read until ``ready()``, or until ``timeout`` seconds have passed. False, at once, if another one reads.
+    def read_until(self, ready: Callable[[], bool], deadline: float | None) -> bool:
+        """Read until ``ready()``, or until ``deadline`` in seconds of ``time.monotonic()``. False, at once, if another one reads.
 
         Raises Full in a future's callback, which would wait for itself.
         """
-        self.refuse_in_callback("wait for another answer")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._handler:
+            self.refuse_in_callback("wait for another answer")
         try:
             if not self._take_turn():
                 self._followers += 1
                 return False
             self._reading = True
             while not ready() and not self._ended:
-                self._link.flush()
+                self._channel.flush()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 events = self._poll.poll(None if left is None else 1000 * left)
-                if any(fd == self._poked for fd, _ in events):
+                if len(events) > 1 or (events and events[0][0] == self._poked):
                     os.eventfd_read(self._poked)
                 elif events:
                     self._take_in()
@@ -172,19 +173,14 @@ class Receiver(threading.Thread):
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
         are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
-        if self._answers > 1 and self._looks_soon():
+        if self._answers > 1 and self.flushes_soon():
             self._answers -= 1
             return True
         return False
 
-    def _looks_soon(self) -> bool:
+    def flushes_soon(self) -> bool:
         """Whether the thread will flush within PARK_S: not while it waits for the end of a caller's long wait."""
         return self._aside and not (self._reading and self._parked_for_long)
-
-    def sent_later(self) -> None:
-        """Something was left for later: the thread sees to it, unless it has come back just before."""
-        if not self._looks_soon():
-            self._link.flush()
 
     def refuse_in_callback(self, what: str) -> None:
         """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""
@@ -204,7 +200,7 @@ class Receiver(threading.Thread):
 
     def _handle_arrived(self) -> None:
         self._handler = threading.get_ident()
-        outstanding = self._state.channel.outstanding
+        outstanding = self._channel.outstanding
         try:
             arrived = self._link.receive_ready()
             if arrived is None:
@@ -224,7 +220,7 @@ class Receiver(threading.Thread):
             say_trace()
         finally:
             self._handler = 0
-            self._answers = outstanding - self._state.channel.outstanding
+            self._answers = outstanding - self._channel.outstanding
 
     def _end(self, error: ShmschedError) -> None:
         self._ended = True

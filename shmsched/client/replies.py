@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections import deque
 from typing import NamedTuple
@@ -14,17 +13,14 @@ from shmsched.steps import Response
 class Reply:
     """One submission's answer to come. The attributes are the channel's, guarded by its lock."""
 
-    first_request = 0
     last_request = 0
-    """The numbers of its first and last chunk on the wire."""
-    start = 0
-    """The position of its first token."""
+    """The number of its last chunk on the wire."""
     withdrawn = False
     """Its cancelling is under way: an answer that still comes does not count."""
     queue_wait: float | None = None
     """For how many seconds its first chunk was queued, once that is known."""
     arrived = 0.0
-    """When its answer came, in seconds of ``time.monotonic()``."""
+    """When its answer came, in seconds of ``time.monotonic()``. Said before it is settled."""
 
     @abstractmethod
     def done(self) -> bool:
@@ -66,10 +62,12 @@ class TokenStream(Reply):
         self.cancelled = False
         self.error: ShmschedError | None = None
         """Why it ended, if not because all tokens had come."""
+        self.start = 0
+        """The position of the prompt's first token."""
         self.prompt_end = 0
         """The position behind the prompt: where the first token goes."""
         self.step_position = 0
-        """Where the outstanding step starts. Guarded by the channel's lock, as is ``prompt_end``."""
+        """Where the outstanding step starts. All three are guarded by the channel's lock."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -82,6 +80,10 @@ class TokenStream(Reply):
     @abstractmethod
     def halt(self) -> None:
         """Have the step that is queued or runs be the last."""
+
+    def begins(self, start: int, prompt_end: int, step_position: int) -> None:
+        """It is submitted; its first outstanding step is that of the prompt's last chunk."""
+        self.start, self.prompt_end, self.step_position = start, prompt_end, step_position
 
     def done(self) -> bool:
         return self.ended
@@ -115,17 +117,17 @@ class TokenStream(Reply):
         self.cancelled = self.ended = True
         self.wake()
 
-    def streamed(self, token: int, logprob: float) -> None:
+    def streamed(self, token: SampledToken) -> None:
         """A token came, and another one will."""
         if not self.ended:
-            self.tokens.append(SampledToken(token, logprob, time.monotonic()))
+            self.tokens.append(token)
             self.wake()
 
     def settle(self, response: Response) -> None:
         if self.ended:
             return
         assert response.logprobs is not None
-        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0]), time.monotonic()))
+        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0]), self.arrived))
         self.ended = True
         self.wake()
 

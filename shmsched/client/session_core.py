@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError
+from shmsched.memory.layouts import SAMPLING
+from shmsched.steps import SamplingParams
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
@@ -20,17 +22,15 @@ class SessionCore:
     """One sequence's state in one engine, as its client holds it. What changes is guarded by the client's lock."""
 
     def __init__(self, session_id: int, model: Model, engine: int, seed: int, options: bytes = b"") -> None:
-        self.session_id = session_id
-        """The client's number for it: what a ``Request`` names."""
-        self.model = model
-        self.engine = engine
-        """The daemon's number for the engine that holds it."""
+        self._stand_for(session_id, model, engine)
         self.seed = seed
         """What sampling uses where ``SamplingParams.seed`` is None."""
         self.options = options
         """What its engine was told at its opening."""
         self.ended: ShmschedError | None = None
         """Why it is over, if it is."""
+        self._sampling: tuple[SamplingParams, bytes] | None = None
+        """How it was sampled last, and that as it travels."""
         self.unfed: int | None = None
         """The token that a generation sampled last, which the session was not fed yet: the next generation begins with it."""
         self._position = 0
@@ -41,6 +41,18 @@ class SessionCore:
         self._rewinds: list[tuple[int, int]] = []
         self._fell_back = False
 
+    def _stand_for(self, session_id: int, model: Model, engine: int) -> None:
+        self.session_id = session_id
+        """The client's number for it: what a ``Request`` names."""
+        self.model = model
+        self.engine = engine
+        """The daemon's number for the engine that holds it."""
+        # The model's, which every step asks for.
+        self.vocab_size = model.vocab_size
+        self.chunk_size = model.max_prefill_chunk_size
+        self.most_tokens = model.max_session_tokens
+        self.supports_rewind = model.supports_rewind
+
     @property
     def position(self) -> int:
         """How many tokens the session will hold once everything outstanding has run."""
@@ -50,14 +62,6 @@ class SessionCore:
     def history(self) -> npt.NDArray[np.int32]:
         """The tokens up to ``position``, int32 (position,): a copy."""
         return np.array(self._fed[: self._position], np.int32)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.info.vocab_size
-
-    @property
-    def supports_rewind(self) -> bool:
-        return self.model.supports_rewind
 
     def __repr__(self) -> str:
         state = "closed" if self.ended else f"position {self._position}"
@@ -116,23 +120,32 @@ class SessionCore:
         if self._course is course:
             self._course = None
 
-    def submitted(self, request: int, start: int, end: int) -> None:
-        """``request`` is the first number of a submission of positions ``start`` to ``end``."""
+    def packed(self, sampling: SamplingParams) -> bytes:
+        """``sampling`` as it travels, with the session's own seed where it has none."""
+        last = self._sampling
+        if last is None or last[0] is not sampling:
+            seed = self.seed if sampling.seed is None else sampling.seed
+            last = sampling, SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
+            self._sampling = last
+        return last[1]
+
+    def goes_on(self, request: int, start: int, tokens: bytes) -> None:
+        """``tokens``, int32, are about to be submitted at ``start``; ``request`` is the number of their first step.
+
+        Where nothing comes of it, the session goes on at ``start``. Else ``_position`` is its caller's to set, behind them.
+        """
         if start < self._position or self._fell_back:
             self.rewound(request, start)
-            self._fell_back = False
-        self._position = end
-        self.unfed = None
-
-    def remember(self, start: int, tokens: npt.NDArray[np.int32]) -> None:
-        """``tokens`` were submitted at ``start``."""
         if start < len(self._fed):
             del self._fed[start:]
-        self._fed.frombytes(tokens.tobytes())
+        self._fed.frombytes(tokens)
 
-    def generates(self, stream: TokenStream) -> None:
-        """What was submitted last goes on by itself, and gives its tokens to ``stream``."""
-        self._stream = stream
+    def submitted(self, request: int, start: int, tokens: bytes) -> None:
+        """``tokens``, int32, were submitted at ``start``; ``request`` is the number of their first step."""
+        self.goes_on(request, start, tokens)
+        self._fell_back = False
+        self._position = start + len(tokens) // 4
+        self.unfed = None
 
     def fed(self, token: int) -> None:
         """The scheduler has fed a token that it had just given."""
@@ -167,7 +180,8 @@ class SessionCore:
 
     def become(self, other: SessionCore) -> None:
         """Stand for ``other`` from now on: a new session, in whatever engine it is."""
-        self.session_id, self.model, self.engine, self.ended = other.session_id, other.model, other.engine, other.ended
+        self._stand_for(other.session_id, other.model, other.engine)
+        self.ended = other.ended
         self._position, self._rewinds, self._fell_back, self._stream = 0, [], False, None
         self._fed = array("i")
         self.unfed = None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 
 class TokenWriter:
     """The client's end of its token ring: it writes, and learns by frames how far the scheduler has read."""
 
-    def __init__(self, cells: npt.NDArray[np.int32]) -> None:
-        self._cells = cells
-        self.capacity = len(cells)
+    def __init__(self, buffer: memoryview) -> None:
+        """``buffer``: the ring's bytes, 4 for each token."""
+        self._bytes = buffer
+        self.capacity = len(buffer) // 4
         self.written = 0
         self.read = 0
 
@@ -23,19 +20,21 @@ class TokenWriter:
     def room(self) -> int:
         return self.capacity - (self.written - self.read)
 
-    def write(self, tokens: npt.NDArray[np.int32]) -> None:
-        """Append ``tokens``; the caller has seen that there is room."""
-        n = len(tokens)
-        if n > self.room:
-            raise ValueError(f"{n} tokens into {self.room} free cells of the token ring")
-        at = self.written % self.capacity
-        if n == 1:
-            self._cells[at] = tokens[0]
-        else:
-            first = min(n, self.capacity - at)
-            self._cells[at : at + first] = tokens[:first]
-            self._cells[: n - first] = tokens[first:]
-        self.written += n
+    def put(self, tokens: bytes) -> int:
+        """Lay ``tokens`` (int32, little-endian) behind those written; the caller has seen that there is room.
+
+        They count once ``written`` is what this returns, which is the caller's to set: when the scheduler is told.
+        """
+        size = len(tokens)
+        written = self.written + size // 4
+        if written - self.read > self.capacity:
+            raise ValueError(f"{size // 4} tokens into {self.room} free cells of the token ring")
+        at = self.written % self.capacity * 4
+        first = min(size, len(self._bytes) - at)
+        self._bytes[at : at + first] = tokens[:first]
+        if first < size:
+            self._bytes[: size - first] = tokens[first:]
+        return written
 
     def returned(self, read: int) -> None:
         """The scheduler has read everything before ``read``."""
@@ -101,16 +100,6 @@ class RecordRing:
             self._bytes[: len(rows) - first] = rows[first:]
 
 
-def spans(cursor: int, n: int, capacity: int) -> Iterable[tuple[int, int, int]]:
-    """The one or two runs of cells that hold ``n`` rows from ``cursor`` on: (first cell, end, rows before this run)."""
-    at = cursor % capacity
-    first = min(n, capacity - at)
-    if first:
-        yield at, at + first, 0
-    if n > first:
-        yield 0, n - first, first
-
-
 class RecordReader:
     """The reading end of a ``RecordRing``: it copies out what a frame says was written."""
 
@@ -123,9 +112,12 @@ class RecordReader:
     def take_until(self, written: int) -> bytes:
         """The rows from the last call up to ``written``. Raises ValueError if there cannot be so many."""
         n = written - self.read
+        if n == 0:
+            return b""
         if not 0 <= n <= self.capacity:
             raise ValueError(f"a ring of {self.capacity} rows read up to {self.read} cannot be written up to {written}")
-        size = self._row_size
-        parts = [bytes(self._bytes[a * size : b * size]) for a, b, _ in spans(self.read, n, self.capacity)]
+        at, size = self.read % self.capacity, self._row_size
+        first = min(n, self.capacity - at)
         self.read = written
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        rows = bytes(self._bytes[at * size : (at + first) * size])
+        return rows if first == n else rows + bytes(self._bytes[: (n - first) * size])

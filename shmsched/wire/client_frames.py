@@ -78,6 +78,18 @@ class Completions(NamedTuple):
     tokens_read: U64
 
 
+_COMPLETIONS = struct.Struct("<HHQQQQ")
+
+
+@shortcut(Completions)
+def unpack_completions(payload: Buffer) -> Completions | None:
+    """One for each batch: 0.6 us instead of 2."""
+    if len(payload) != _COMPLETIONS.size:
+        return None
+    _, _, records, results, stream, tokens = _COMPLETIONS.unpack(payload)
+    return Completions(records, results, stream, tokens)
+
+
 @frame(22)
 class Failed(NamedTuple):
     """These steps failed, or were cancelled. ``rows_held``: their logits rows are not free yet, a Returned will say when."""
@@ -226,7 +238,7 @@ class Submit(NamedTuple):
 
 
 _SUBMIT_HEAD = struct.Struct("<HHQQQQI")
-_NO_STOP_TOKENS = bytes(4)
+_NO_STOPS = bytes(4)
 
 
 def pack_submit(
@@ -234,15 +246,14 @@ def pack_submit(
     records_read: int,
     results_read: int,
     stream_read: int,
-    steps: list[StepDescriptor],
-    stop_tokens: tuple[int, ...],
+    steps: bytes,
+    stop_tokens: Sequence[int],
 ) -> bytes:
-    """``framed(pack(Submit(...)))``, in a third of the time: it is what every step of a client pays for."""
-    head = _SUBMIT_HEAD.pack(34, 0, tokens_written, records_read, results_read, stream_read, len(steps))
-    if len(steps) == 1 and not stop_tokens:
-        return framed(b"".join((head, STEP_DESCRIPTOR.pack(*steps[0]), bytes(4))))
-    stops = struct.pack(f"<I{len(stop_tokens)}I", len(stop_tokens), *stop_tokens)
-    return framed(b"".join([head, *[STEP_DESCRIPTOR.pack(*step) for step in steps], stops]))
+    """``framed(pack(Submit(...)))`` of packed descriptors, in a third of the time: it is what every step pays for."""
+    n = len(steps) // STEP_DESCRIPTOR.size
+    head = _SUBMIT_HEAD.pack(34, 0, tokens_written, records_read, results_read, stream_read, n)
+    stops = struct.pack(f"<I{len(stop_tokens)}I", len(stop_tokens), *stop_tokens) if stop_tokens else _NO_STOPS
+    return framed(head + steps + stops)
 
 
 @shortcut(Submit)
@@ -252,7 +263,7 @@ def unpack_submit(payload: Buffer) -> Submit | None:
     if end < _SUBMIT_HEAD.size:
         return None
     _, _, tokens_written, records_read, results_read, stream_read, n = _SUBMIT_HEAD.unpack_from(payload)
-    if end != _SUBMIT_HEAD.size + n * STEP_DESCRIPTOR.size or payload[end:] != _NO_STOP_TOKENS:
+    if end != _SUBMIT_HEAD.size + n * STEP_DESCRIPTOR.size or payload[end:] != _NO_STOPS:
         return None
     rows = StepRows(bytes(payload[_SUBMIT_HEAD.size : end]))
     return Submit(tokens_written, records_read, results_read, stream_read, rows)

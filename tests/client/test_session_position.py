@@ -16,7 +16,9 @@ from shmsched.client.session_core import closed_error
 from shmsched.engine.contract import EngineInfo
 from shmsched.errors import SessionClosed, SessionLost
 
-MODEL = Model(EngineInfo(model="m", vocab_size=10, max_sessions=1, max_session_tokens=1000), 1, True)
+MODEL = Model(
+    EngineInfo(model="m", vocab_size=10, max_sessions=1, max_session_tokens=1000, max_prefill_chunk_size=10), 1, True
+)
 
 
 def session() -> Session:
@@ -78,7 +80,7 @@ class Positions(RuleBasedStateMachine):
             self.unanswered.add(step.request)
             self.next_request += 1
             at += n
-        self.session.submitted(first, start, at)
+        self.session.submitted(first, start, bytes(4 * (at - start)))
         self.submissions.append((first, self.next_request - 1, start))
         assert self.session.position == at
 
@@ -160,8 +162,8 @@ TestPositions = Positions.TestCase
 
 def test_cancelling_one_future_after_the_other_goes_back_to_the_first() -> None:
     s = session()
-    s.submitted(1, 0, 4)
-    s.submitted(2, 4, 5)
+    s.submitted(1, 0, bytes(4 * 4))
+    s.submitted(2, 4, bytes(4 * 1))
     s.rewound(3, 0)
     s.rewound(3, 4)
     assert s.position == 0
@@ -170,19 +172,19 @@ def test_cancelling_one_future_after_the_other_goes_back_to_the_first() -> None:
 def test_a_refusal_that_is_heard_after_going_back_changes_nothing() -> None:
     """Request 2 was on its way when 1 failed; its refusal comes when the session has gone on from before both."""
     s = session()
-    s.submitted(1, 0, 1)
-    s.submitted(2, 1, 2)
+    s.submitted(1, 0, bytes(4 * 1))
+    s.submitted(2, 1, bytes(4 * 1))
     s.step_failed(1, 0)
-    s.submitted(3, 0, 5)
+    s.submitted(3, 0, bytes(4 * 5))
     s.step_failed(2, 1)
     assert s.position == 5
 
 
 def test_a_failure_takes_the_later_ones_with_it() -> None:
     s = session()
-    s.submitted(1, 0, 4)
-    s.submitted(2, 4, 5)
-    s.submitted(3, 5, 6)
+    s.submitted(1, 0, bytes(4 * 4))
+    s.submitted(2, 4, bytes(4 * 1))
+    s.submitted(3, 5, bytes(4 * 1))
     s.step_failed(2, 4)
     s.step_failed(3, 5)
     assert s.position == 4
@@ -190,9 +192,9 @@ def test_a_failure_takes_the_later_ones_with_it() -> None:
 
 def test_a_failure_that_is_heard_after_a_rewind_below_it_changes_nothing() -> None:
     s = session()
-    s.submitted(1, 0, 4)
-    s.submitted(2, 4, 8)
-    s.submitted(3, 1, 9)
+    s.submitted(1, 0, bytes(4 * 4))
+    s.submitted(2, 4, bytes(4 * 4))
+    s.submitted(3, 1, bytes(4 * 8))
     s.step_failed(2, 4)
     assert s.position == 9
 
@@ -200,7 +202,8 @@ def test_a_failure_that_is_heard_after_a_rewind_below_it_changes_nothing() -> No
 def test_rewinds_are_remembered_in_bounded_room() -> None:
     s = session()
     for request in range(1, 3000):
-        s.submitted(request, s.position if request % 2 else max(0, s.position - 1), s.position + 2)
+        start = s.position if request % 2 else max(0, s.position - 1)
+        s.submitted(request, start, bytes(4 * (s.position + 2 - start)))
     assert len(s._rewinds) <= 64
 
 

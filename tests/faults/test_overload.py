@@ -28,6 +28,8 @@ from shmsched.workers.echo import advance, answer
 client = shmsched.Client(socket=sys.argv[1])
 sessions = [client.open_session() for _ in range(8)]
 hashes, futures = [0] * 8, []
+print("ready", flush=True)
+sys.stdin.readline()
 for i in range(int(sys.argv[2])):
     hashes[i % 8] = advance(hashes[i % 8], [i % 1000])
     futures.append((sessions[i % 8].submit([i % 1000]), answer(hashes[i % 8], 1000)))
@@ -43,9 +45,19 @@ def flooding(cluster: shmsched.Cluster, clients: int, steps: int) -> Iterator[li
         processes = []
         for _ in range(clients):
             command = [sys.executable, "-c", FLOOD, str(cluster.socket), str(steps)]
-            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
             stack.callback(process.kill)
             processes.append(process)
+        # All at once, however long each has taken to start.
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
         yield processes
 
 

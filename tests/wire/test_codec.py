@@ -216,7 +216,8 @@ def test_scalars_come_first() -> None:
 def test_a_submission_is_packed_as_any_other_frame(
     cursors: tuple[int, int, int, int], steps: list[frames.StepDescriptor], stop_tokens: tuple[int, ...]
 ) -> None:
-    assert pack_submit(*cursors, steps, stop_tokens) == framed(pack(frames.Submit(*cursors, steps, stop_tokens)))
+    packed = b"".join([frames.STEP_DESCRIPTOR.pack(*step) for step in steps])
+    assert pack_submit(*cursors, packed, stop_tokens) == framed(pack(frames.Submit(*cursors, steps, stop_tokens)))
 
 
 def test_numbers_of_the_protocol_stay() -> None:
