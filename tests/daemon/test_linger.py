@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.daemon.linger import Linger
+from shmsched.daemon.linger import LEAST_S, Linger
 
 SHARE = 0.05
 
@@ -65,6 +65,20 @@ def test_the_deadline_follows_what_turnarounds_were_measured() -> None:
     linger.batch_ended(now, 0.1, [0, 1])
     wait = linger.deadline() - now
     assert 0.001 <= wait <= 0.002, "a wait far beyond what sessions take is lost time"
+
+
+def test_nothing_is_noted_of_who_comes_back_to_an_engine_too_quick_to_wait_for() -> None:
+    linger = Linger(SHARE)
+    linger.batch_ended(10.0, 0.9 * LEAST_S / SHARE, [1, 2])
+    assert (linger.expected, linger.minds) == (0, False)
+    assert linger.deadline() <= 10.0
+    for i in range(20):
+        linger.batch_ended(11.0 + i, 2 * LEAST_S / SHARE, [1, 2])
+    assert (linger.expected, linger.minds) == (2, True)
+    assert linger.deadline() > 30.0
+    for i in range(20):
+        linger.batch_ended(31.0 + i, 0.5 * LEAST_S / SHARE, [1, 2])
+    assert (linger.expected, linger.minds) == (0, False)
 
 
 def test_a_share_of_nothing_is_no_wait() -> None:
