@@ -199,7 +199,7 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.DAEMON_OPENS_SESSION: (Peer, "send", _TO_COME(frames.OpenSlot)),
     DeathPoint.DAEMON_OPENED_SESSION: (Sessions, "opened", dying.before),
     DeathPoint.DAEMON_COPIED_TOKENS: (TokenReader, "take", dying.after),
-    DeathPoint.DAEMON_QUEUED: (Daemon, "queue", dying.after),
+    DeathPoint.DAEMON_QUEUED: (Daemon, "take_in", dying.after),
     DeathPoint.DAEMON_MADE_ARENA: (Clients, "_arena_made", dying.before),
     DeathPoint.DAEMON_WROTE_BATCH: (batch_slot.BatchSlot, "write", dying.after),
     DeathPoint.DAEMON_IN_WORK: (Peer, "send", _HALF(frames.Work)),

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmsched.daemon.state import Generation, Session, SessionState, Step
+from shmsched.daemon.batch_slot import WANTED
+from shmsched.daemon.state import Generation, Session, SessionState, Step, Wanted
 from shmsched.errors import ErrorCode, InvalidRequest
 from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT, SAMPLING
 from shmsched.memory.segment import Segment
 from shmsched.steps import OutputRows, SamplingParams
 from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
-
-if TYPE_CHECKING:
-    from shmsched.daemon.server import Daemon
-
 
 # Plain numbers: a member of an enum takes several times as long to fetch and to compare.
 SAMPLED = int(StepFlags.SAMPLED)
@@ -40,9 +36,10 @@ def admit(
     stop_tokens: tuple[int, ...],
     session: Session | None,
     arena: Segment | None,
-    daemon: Daemon,
+    number: int,
+    now: float,
 ) -> Step:
-    """The step that the descriptor, its copied tokens and its stop tokens make. Raises Rejected."""
+    """The step that the descriptor, its copied tokens and its stop tokens make, entered ``now``. Raises Rejected."""
     if session is None or session.state is not SessionState.OPEN or session.engine is None:
         raise Rejected(ErrorCode.SESSION_CLOSED, f"session {d.session} is not open")
     engine = session.engine
@@ -89,21 +86,10 @@ def admit(
     if d.deadline and not math.isfinite(d.deadline):
         raise _invalid(f"a deadline of {d.deadline}")
     session.next_position = end
-    return Step(
-        daemon.next_number(),
-        session,
-        n_tokens,
-        d.request,
-        tokens,
-        position,
-        output_rows,
-        n_rows,
-        sampled,
-        d.sampling,
-        d.rows_offset,
-        d.deadline,
-        generation,
-    )
+    entry = WANTED.pack(output_rows, sampled, d.sampling, session.client.number, 0 if sampled else d.rows_offset)
+    plain = sampled and n_rows == 1 and generation is None
+    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, plain, d.deadline, generation)
+    return Step(number, session, n_tokens, d.request, tokens, position, wanted, now)
 
 
 def _generation(d: StepDescriptor, stop_tokens: tuple[int, ...]) -> Generation:

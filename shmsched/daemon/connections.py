@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer
@@ -106,7 +107,7 @@ class Connections:
         connection.paused = False
         if connection.open:
             self._set_events(connection)
-            self._guarded(connection, self._go_on)
+            self._go_on(connection)
 
     def read_all(self, connection: Connection) -> None:
         """Handle what has arrived by now. No more reads than its socket holds: a peer may write for ever."""
@@ -121,8 +122,9 @@ class Connections:
 
     def flush(self) -> None:
         """Write what was queued in this turn. A peer that is gone, or that does not read, is dropped."""
-        while self._pending:
-            self._flush(self._pending.pop())
+        pending = self._pending
+        while pending:
+            self._flush(pending.pop())
 
     def close(self) -> None:
         self._loop.unwatch(self._listener.sock.fileno())
@@ -142,9 +144,9 @@ class Connections:
             self._told_of_pause = False
             peer = Peer(sock)
             connection = Connection(peer)
-            peer.on_pending = lambda c=connection: self._pending.add(c)  # type: ignore[misc]
+            peer.on_pending = partial(self._pending.add, connection)
             self._all.add(connection)
-            self._loop.watch(sock.fileno(), READ, lambda events, c=connection: self._ready(c, events))  # type: ignore[misc]
+            self._loop.watch(sock.fileno(), READ, partial(self._ready, connection))
             try:
                 refuse_other_users(peer.uid)
             except ProtocolError as e:
@@ -179,25 +181,30 @@ class Connections:
     def _ready(self, connection: Connection, events: int) -> None:
         if events & WRITE:
             self._pending.add(connection)
-        if events & ~WRITE:
-            self._receive(connection)
+            if events == WRITE:
+                return
+        self._receive(connection)
 
     def _receive(self, connection: Connection) -> bool:
         """Read once and handle what came. False if nothing had arrived, or the connection has ended."""
-        return self._guarded(connection, self._read)
-
-    def _go_on(self, connection: Connection) -> bool:
-        unhandled, connection.unhandled = connection.unhandled, []
-        return self._handle(connection, unhandled)
-
-    def _read(self, connection: Connection) -> bool:
-        arrived = connection.peer.read()
-        if arrived is None:
+        try:
+            arrived = connection.peer.read()
+            if arrived is not None:
+                return self._handle(connection, arrived)
             self.drop(connection, "the peer closed the connection")
-            return False
-        return self._handle(connection, arrived)
+        except Exception as e:
+            self._fault(connection, e)
+        return False
+
+    def _go_on(self, connection: Connection) -> None:
+        unhandled, connection.unhandled = connection.unhandled, []
+        try:
+            self._handle(connection, unhandled)
+        except Exception as e:
+            self._fault(connection, e)
 
     def _handle(self, connection: Connection, arrived: list[Any]) -> bool:
+        peer = connection.peer
         for i, message in enumerate(arrived):
             if connection.paused:
                 connection.unhandled += arrived[i:]
@@ -209,26 +216,22 @@ class Connections:
                 connection.handler.handle(message)
             if not connection.open:
                 return False
-            if connection.peer.flooded:
+            if peer.outbound_bytes and peer.flooded:
                 self._pending.add(connection)
                 return False
         return bool(arrived)
 
-    def _guarded(self, connection: Connection, reading: Callable[[Connection], bool]) -> bool:
+    def _fault(self, connection: Connection, fault: Exception) -> None:
         """What goes wrong ends this connection."""
-        try:
-            return reading(connection)
-        except ProtocolError as e:
-            self.drop(connection, str(e), ErrorCode.PROTOCOL)
-        except ShmschedError as e:
-            self.drop(connection, str(e), ErrorCode.of(e))
-        except Exception as e:
+        if isinstance(fault, ProtocolError):
+            self.drop(connection, str(fault), ErrorCode.PROTOCOL)
+        elif isinstance(fault, ShmschedError):
+            self.drop(connection, str(fault), ErrorCode.of(fault))
+        else:
             # A fault of ours that this peer's frame found must not take everybody else down with it.
             say_trace()
-            self.drop(
-                connection, f"the scheduler failed on this connection: {type(e).__name__}: {e}", ErrorCode.PROTOCOL
-            )
-        return False
+            what = f"the scheduler failed on this connection: {type(fault).__name__}: {fault}"
+            self.drop(connection, what, ErrorCode.PROTOCOL)
 
     def _look_again(self, connection: Connection) -> None:
         connection.stall_timer = None
@@ -243,17 +246,24 @@ class Connections:
         except OSError as e:
             self.drop(connection, f"the peer is gone: {e.strerror}")
             return
-        if connection.peer.flooded or (connection.peer.overfull and connection.peer.behind_for >= STALL_S):
-            self.drop(connection, f"the peer does not read: {connection.peer.outbound_bytes} bytes wait for it")
+        if not written and self._does_not_read(connection):
             return
-        if connection.peer.overfull and connection.stall_timer is None:
-            # One that reads may get much at once, when an engine with thousands of its sessions dies, say.
-            due = time.monotonic() + STALL_S
-            connection.stall_timer = self._loop.call_at(due, lambda: self._look_again(connection))
         if written == connection.writing:
             connection.writing = not written
             connection.peer.behind_since = 0.0 if written else time.monotonic()
             self._set_events(connection)
+
+    def _does_not_read(self, connection: Connection) -> bool:
+        """Something is left that its socket did not take: whether that was too much, for too long."""
+        peer = connection.peer
+        if peer.flooded or (peer.overfull and peer.behind_for >= STALL_S):
+            self.drop(connection, f"the peer does not read: {peer.outbound_bytes} bytes wait for it")
+            return True
+        if peer.overfull and connection.stall_timer is None:
+            # One that reads may get much at once, when an engine with thousands of its sessions dies, say.
+            due = time.monotonic() + STALL_S
+            connection.stall_timer = self._loop.call_at(due, lambda: self._look_again(connection))
+        return False
 
     def _set_events(self, connection: Connection) -> None:
         events = (0 if connection.paused else READ) | (WRITE if connection.writing else 0)

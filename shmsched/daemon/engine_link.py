@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from shmsched.daemon.batch_slot import BatchSlot
@@ -32,10 +33,16 @@ WARNING_SHARE = 0.5
 DONE, DEFERRED, FAILED = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.FAILED)
 
 
+_is_plain = attrgetter("wanted.plain")
+
+
 class EngineState(Enum):
     STARTING = "starting"
     READY = "ready"
     DEAD = "dead"
+
+
+READY = EngineState.READY
 
 
 @dataclass(slots=True)
@@ -45,6 +52,10 @@ class BatchInFlight:
     number: int
     steps: list[Step]
     started: float
+    plain: bool
+    """Every step is."""
+    lengths: list[int]
+    """How many tokens each step has."""
 
 
 class BatchSummary(NamedTuple):
@@ -110,7 +121,7 @@ class EngineLink:
 
     @property
     def has_slot(self) -> bool:
-        return self.state is EngineState.READY and bool(self._freed_slots or self._next_slot < self.offer.max_sessions)
+        return self.state is READY and bool(self._freed_slots or self._next_slot < self.offer.max_sessions)
 
     def open(self, session: Session) -> None:
         """Give the session a slot and have the engine open it."""
@@ -176,9 +187,10 @@ class EngineLink:
 
     def may_go(self, now: float) -> bool:
         """The engine is free, work is queued, and nobody is worth waiting for any longer."""
-        if self.batch is not None or self.state is not EngineState.READY or not len(self.queues):
+        queues = self.queues
+        if self.batch is not None or self.state is not READY or not queues.queued:
             return False
-        return self.queues.ready_decodes >= self.limits.max_decode_sequences or now >= self.linger.deadline()
+        return now >= self.linger.deadline() or queues.ready_decodes >= self.limits.max_decode_sequences
 
     def dispatch(self, daemon: Daemon, now: float) -> None:
         """Form a batch and hand it to the engine."""
@@ -190,20 +202,22 @@ class EngineLink:
         steps = self.queues.take()
         if not steps:
             return
+        plain = all(map(_is_plain, steps))
+        if not plain:
+            self._attach_arenas(steps)
+        self.batches += 1
+        daemon.settling.ledger.dispatch(steps)
+        self.batch = batch = BatchInFlight(self.batches, steps, now, plain, [])
+        batch.lengths = self._slot.write(batch.number, steps)
+        self.peer.send(frames.Work(batch.number, 0))
+
+    def _attach_arenas(self, steps: list[Step]) -> None:
+        """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""
         for step in steps:
-            step.waited = now - step.entered
-            if step.sampled:
-                continue
             client = step.session.client
             if step.raw_rows and client not in self._arenas and client.arena is not None:
                 self._arenas.add(client)
                 self.peer.send(frames.AttachArena(client.number, client.arena.size), client.arena.fd)
-        self.batches += 1
-        self.batch = BatchInFlight(self.batches, steps, now)
-        daemon.settling.ledger.dispatch(steps)
-        self._slot.write(self.batches, steps)
-        self.peer.send(frames.Work(self.batches, 0))
-        self.watch(daemon)
 
     @property
     def silent_since(self) -> float | None:
@@ -243,9 +257,10 @@ class EngineLink:
         batch = self._end_batch(message.batch)
         if batch is None:
             return
+        steps = batch.steps
         try:
-            results = self._slot.read(batch.steps)
-            failed = results.statuses.count(FAILED)
+            statuses, ids, logprobs = self._slot.read(steps, batch.plain)
+            failed = statuses.count(FAILED)
             if len(message.messages) != failed:
                 raise ValueError(f"{len(message.messages)} messages came for {failed} failed steps")
         except ValueError as e:
@@ -253,22 +268,26 @@ class EngineLink:
                 batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
             )
             return
+        all_plain = batch.plain and statuses.count(DONE) == len(steps)
+        if all_plain and daemon.settling.complete_plain(steps, batch.started, ids, logprobs):
+            self._finish(batch, (step.session.number for step in steps if not step.session.outstanding))
+            return
         now = time.monotonic()
-        ids, logprobs = results.ids, results.logprobs
         complete, complete_and_follow = daemon.settling.complete, daemon.settling.complete_and_follow
         messages = iter(message.messages)
         at = 0
         came: list[int] = []
         deferred: list[Step] = []
-        for step, status in zip(batch.steps, results.statuses, strict=True):
+        for step, status in zip(steps, statuses, strict=True):
+            waited = batch.started - step.entered
             if status == DONE:
                 if step.generation is not None:
-                    settled = complete_and_follow(step, ids[at], logprobs[at], now, daemon)
+                    settled = complete_and_follow(step, waited, ids[at], logprobs[at], now, daemon)
                 else:
-                    settled = complete(step, ids, logprobs, at)
+                    settled = complete(step, waited, ids, logprobs, at)
                 if settled:
                     # One with more steps queued is back already.
-                    if step.n_rows and not step.session.outstanding:
+                    if step.wanted.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
                 else:
                     step.session.client.return_rows(step)
@@ -276,10 +295,9 @@ class EngineLink:
                 deferred.append(step)
             else:
                 self._fail_step(step, next(messages), daemon)
-            if step.sampled:
-                at += step.n_rows
+            at += step.wanted.n_results
         self._finish(batch, came)
-        self._requeue(deferred, len(batch.steps), daemon)
+        self._requeue(deferred, len(steps), daemon)
 
     def batch_failed(self, message: frames.BatchFailed, daemon: Daemon) -> None:
         """The engine raised: the batch's steps fail and its sessions are lost."""
@@ -296,10 +314,11 @@ class EngineLink:
         self.batch = None
         return batch
 
-    def _finish(self, batch: BatchInFlight, came: list[int]) -> None:
-        now = time.monotonic()
+    def _finish(self, batch: BatchInFlight, came: Iterable[int]) -> None:
+        """``came``: the sessions that got a token and have nothing queued."""
+        now = self.heard_at
         seconds = now - batch.started
-        lengths = [step.n_tokens for step in batch.steps]
+        lengths = batch.lengths
         n_steps, n_tokens, decodes = len(lengths), sum(lengths), lengths.count(1)
         self.steps_run += n_steps
         self.tokens_run += n_tokens

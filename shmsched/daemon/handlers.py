@@ -43,7 +43,7 @@ class ClientHandler:
         match message:
             case frames.Submit():
                 link.submit(message, daemon)
-                daemon.overload.submitted(self._connection, link, daemon.waiting_for_engines, len(daemon.clients.links))
+                daemon.overload.submitted(self._connection, link, len(daemon.clients.links))
             case frames.Consumed():
                 link.consumed(message, daemon)
             case frames.Halt(session, request):
@@ -91,6 +91,9 @@ class EngineHandler:
             self._link = self._daemon.engines.offered(self._connection, message)
             return
         match message:
+            case frames.Done():
+                link.done(message, self._daemon)
+                self._daemon.touched_engines.add(link)
             case frames.Ready():
                 self._daemon.engines.ready(link)
             case frames.StartFailed(reason):
@@ -99,9 +102,6 @@ class EngineHandler:
                 self._daemon.sessions.opened(link, slot, number)
             case frames.SlotRefused():
                 self._daemon.sessions.refused(link, message)
-            case frames.Done():
-                link.done(message, self._daemon)
-                self._daemon.touched_engines.add(link)
             case frames.BatchFailed():
                 link.batch_failed(message, self._daemon)
                 self._daemon.touched_engines.add(link)

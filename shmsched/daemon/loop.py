@@ -26,22 +26,23 @@ _SLACK = 1024
 class Timer:
     """A call to come. Cancelling one that has fired does nothing."""
 
-    __slots__ = ("_callback", "when")
+    __slots__ = ("callback", "when")
 
     def __init__(self, when: float, callback: Callback) -> None:
         self.when = when
-        self._callback: Callback | None = callback
+        self.callback: Callback | None = callback
+        """None once it has fired or was cancelled."""
 
     def cancel(self) -> None:
-        self._callback = None
+        self.callback = None
 
     @property
     def pending(self) -> bool:
         """Neither fired nor cancelled."""
-        return self._callback is not None
+        return self.callback is not None
 
     def fire(self) -> None:
-        callback, self._callback = self._callback, None
+        callback, self.callback = self.callback, None
         if callback is not None:
             callback()
 
@@ -82,7 +83,7 @@ class EventLoop:
         timer = Timer(when, callback)
         if len(self._timers) >= self._compact_at:
             # Those that were cancelled, and would have been far.
-            self._timers = [entry for entry in self._timers if entry[2].pending]
+            self._timers[:] = [entry for entry in self._timers if entry[2].pending]
             heapq.heapify(self._timers)
             self._compact_at = 2 * len(self._timers) + _SLACK
         heapq.heappush(self._timers, (when, next(self._order), timer))
@@ -103,35 +104,42 @@ class EventLoop:
 
     def turn(self) -> None:
         """Wait until something is ready or due, and make one round of callbacks."""
+        callbacks = self._callbacks
         for fd, events in self._wait():
             # One callback may unwatch what a later one of the same round was for.
-            callback = self._callbacks.get(fd)
-            if callback is not None:
-                callback(events)
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _guarded(heapq.heappop(self._timers)[2].fire)
-        _guarded(self.after_turn)
+            if fd in callbacks:
+                callbacks[fd](events)
+        timers = self._timers
+        if timers:
+            now = time.monotonic()
+            while timers and timers[0][0] <= now:
+                _guarded(heapq.heappop(timers)[2].fire)
+        try:
+            self.after_turn()
+        except Exception:
+            say_trace()
 
     def close(self) -> None:
         self._epoll.close()
         os.close(self._wake_fd)
 
     def _wait(self) -> list[tuple[int, int]]:
-        while self._timers and not self._timers[0][2].pending:
-            heapq.heappop(self._timers)
-        if not self._timers:
+        timers = self._timers
+        while timers and timers[0][2].callback is None:
+            heapq.heappop(timers)
+        if not timers:
             return self._epoll.poll()
-        timeout = min(_LONGEST_S, max(0.0, self._timers[0][0] - time.monotonic()))
-        if 0.0 < timeout < _FINE_S:
+        timeout = timers[0][0] - time.monotonic()
+        if timeout >= _FINE_S:
+            return self._epoll.poll(min(_LONGEST_S, timeout))
+        if timeout > 0.0:
             # epoll rounds its time-out up to whole milliseconds; select on the epoll descriptor keeps the microseconds.
             # A busy loop seldom has to wait: it asks first.
             ready = self._epoll.poll(0.0)
             if ready:
                 return ready
             select.select([self._epoll], [], [], timeout)
-            timeout = 0.0
-        return self._epoll.poll(timeout)
+        return self._epoll.poll(0.0)
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake_fd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection, Connections
 
@@ -14,33 +16,37 @@ class Overload:
     have as much: so one that floods makes the others wait in the engines' queues at most, and is itself never shut out.
     """
 
-    def __init__(self, connections: Connections, most: int) -> None:
+    def __init__(self, connections: Connections, most: int, queued: Callable[[], int]) -> None:
+        """``queued``: how many steps are queued of all clients together."""
         self._connections = connections
         self._most = most
-        self._paused: dict[Connection, ClientLink] = {}
+        self._queued = queued
+        self.paused: dict[Connection, ClientLink] = {}
+        """Those that are not being read."""
 
     def __len__(self) -> int:
         """How many clients are not being read."""
-        return len(self._paused)
+        return len(self.paused)
 
     def has_paused(self, link: ClientLink) -> bool:
-        return link in self._paused.values()
+        return link in self.paused.values()
 
-    def submitted(self, connection: Connection, link: ClientLink, queued: int, clients: int) -> None:
-        """One of ``clients`` has submitted, and now ``queued`` steps are queued of all together."""
-        over = queued >= self._most and link.outstanding * clients >= self._most
-        if over and not connection.paused and connection.open:
+    def submitted(self, connection: Connection, link: ClientLink, clients: int) -> None:
+        """One of ``clients`` has submitted."""
+        if link.outstanding * clients < self._most or self._queued() < self._most:
+            return
+        if not connection.paused and connection.open:
             self._connections.pause(connection)
-            self._paused[connection] = link
+            self.paused[connection] = link
 
     def gone(self, connection: Connection) -> None:
         """The client has left."""
-        self._paused.pop(connection, None)
+        self.paused.pop(connection, None)
 
-    def relieve(self, queued: int, clients: int) -> None:
+    def relieve(self, clients: int) -> None:
         """Read those again for whom there is room."""
-        enough = self._most * 3 // 4
-        for connection, link in list(self._paused.items()):
+        enough, queued = self._most * 3 // 4, self._queued()
+        for connection, link in list(self.paused.items()):
             if queued <= enough or link.outstanding * clients <= enough:
-                del self._paused[connection]
+                del self.paused[connection]
                 self._connections.resume(connection)

@@ -58,7 +58,8 @@ class Daemon:
         """Those that have completions to hear of at the end of this turn."""
         self._announced = False
         self._exit_status = 0
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """For steps, sessions, clients and engines: none is used twice."""
         self.loop = EventLoop()
         self._listener = Listener(config.socket)
         sweep()
@@ -73,7 +74,7 @@ class Daemon:
             config, self.loop, self.sessions, lambda: self.engines.links.values(), self.touched_clients.add
         )
         self.connections = Connections(self.loop, self._listener, config.max_clients, self._greet)
-        self.overload = Overload(self.connections, config.max_queued_steps)
+        self.overload = Overload(self.connections, config.max_queued_steps, lambda: self.waiting_for_engines)
         self.engines = Engines(self, self.connections, self.supervisor, lambda: self.clients.links.values())
         self.loop.after_turn = self._end_of_turn
 
@@ -100,12 +101,20 @@ class Daemon:
 
     def next_number(self) -> int:
         """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
-        return next(self._numbers)
+        return next(self.numbers)
 
     @property
     def waiting_for_engines(self) -> int:
         """Steps in the engines' queues. Others may wait for their client to read, which it must be able to say that it has."""
         return sum([len(engine.queues) for engine in self.engines.links.values()])
+
+    def take_in(self, engine: EngineLink, steps: list[Step], now: float) -> None:
+        """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
+        self.settling.ledger.enter_all(steps)
+        engine.queues.extend(steps)
+        if engine.linger.minds:
+            engine.linger.came_back([step.session.number for step in steps], now)
+        self.touched_engines.add(engine)
 
     def enter(self, step: Step) -> None:
         """The step counts as submitted, and as queued, from here on."""
@@ -114,14 +123,13 @@ class Daemon:
         if step.deadline:
             self.deadlines.add(step)
 
-    def queue(self, step: Step, now: float) -> None:
+    def queue(self, step: Step) -> None:
         """An entered step may go into a batch from here on."""
         session = step.session
         engine = session.engine
         assert engine is not None
-        step.entered = now
         engine.queues.push(step)
-        engine.linger.came_back(session.number, now)
+        engine.linger.came_back((session.number,), step.entered)
         self.touched_engines.add(engine)
 
     def _deadline_passed(self, step: Step) -> None:
@@ -151,20 +159,22 @@ class Daemon:
 
     def _end_of_turn(self) -> None:
         """Do once what many frames of this turn may have asked for."""
+        engines, clients = self.touched_engines, self.touched_clients
         while True:
-            self.sessions.serve_waiting()
-            if len(self.overload):
-                self.overload.relieve(self.waiting_for_engines, len(self.clients.links))
-            if self.touched_engines:
+            if self.sessions.slots_changed:
+                self.sessions.serve_waiting()
+            if self.overload.paused:
+                self.overload.relieve(len(self.clients.links))
+            if engines:
                 now = time.monotonic()
                 self.deadlines.expire(now)
-                while self.touched_engines:
-                    self._dispatch(self.touched_engines.pop(), now)
-            while self.touched_clients:
-                self.touched_clients.pop().tell_completions()
+                while engines:
+                    self._dispatch(engines.pop(), now)
+            while clients:
+                clients.pop().tell_completions()
             self.connections.flush()
             # A flush may find that a peer is gone, and what it held is somebody else's now.
-            if not (self.sessions.slots_changed or self.touched_engines or self.touched_clients):
+            if not (self.sessions.slots_changed or engines or clients):
                 break
         if not self._announced:
             self._announce()
@@ -172,11 +182,11 @@ class Daemon:
             self.end()
 
     def _dispatch(self, engine: EngineLink, now: float) -> None:
-        engine.watch(self)
         if engine.may_go(now):
             engine.dispatch(self, now)
-        elif engine.batch is None and len(engine.queues) and engine.linger_timer is None:
+        elif engine.batch is None and engine.queues.queued and engine.linger_timer is None:
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
+        engine.watch(self)
 
     def _linger_over(self, engine: EngineLink) -> None:
         engine.linger_timer = None

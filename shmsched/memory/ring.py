@@ -71,24 +71,28 @@ class RecordRing:
         self.capacity = len(buffer) // row.size
         self.written = 0
         """How many rows were appended. A reader may be told so once they are published."""
-        self._waiting: list[bytes] = []
+        self.waiting: list[bytes] = []
+        """What the next ``publish`` writes."""
 
     def append(self, *values: Any) -> None:
         """Add one row. The caller has reserved the room."""
-        self._waiting.append(self._row.pack(*values))
+        self.waiting.append(self._row.pack(*values))
         self.written += 1
+
+    def append_packed(self, rows: list[bytes]) -> None:
+        """Add rows that are packed already, each by itself. The caller has reserved the room."""
+        self.waiting += rows
+        self.written += len(rows)
 
     def extend(self, rows: bytes) -> None:
         """Add already packed rows. The caller has reserved the room."""
-        self._waiting.append(rows)
+        self.waiting.append(rows)
         self.written += len(rows) // self._row.size
 
     def publish(self) -> None:
         """Write what was added since the last time."""
-        if not self._waiting:
-            return
-        rows, size = b"".join(self._waiting), self._row.size
-        self._waiting.clear()
+        rows, size = b"".join(self.waiting), self._row.size
+        self.waiting.clear()
         at = (self.written - len(rows) // size) % self.capacity * size
         first = min(len(rows), self.capacity * size - at)
         self._bytes[at : at + first] = rows[:first]

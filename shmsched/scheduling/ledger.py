@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -69,6 +68,11 @@ class Ledger:
         self.submitted += 1
         self.queued += 1
 
+    def enter_all(self, steps: list[T]) -> None:
+        """New steps, made as queued ones."""
+        self.submitted += len(steps)
+        self.queued += len(steps)
+
     def dispatch(self, steps: list[T]) -> None:
         """A batch of queued steps is handed out."""
         for step in steps:
@@ -95,9 +99,16 @@ class Ledger:
         self.completed += 1
         return True
 
-    def complete_all(self, steps: Iterable[T]) -> list[T]:
-        """``complete`` for a batch. Returns the steps that it settled, in their order."""
-        return [step for step in steps if self.complete(step)]
+    def complete_all(self, steps: list[T]) -> bool:
+        """``complete`` for a whole batch. False, and nothing changes, unless every step of it is in flight."""
+        for step in steps:
+            if step.state is not IN_FLIGHT:
+                return False
+        for step in steps:
+            step.state = COMPLETED
+        self.in_flight -= len(steps)
+        self.completed += len(steps)
+        return True
 
     def fail(self, step: Tracked) -> bool:
         """An open step fails. The caller takes a queued one out of its queue."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from shmsched.memory.layouts import SAMPLING
 from shmsched.wire.codec import U8, U16, U32, U64, Blob, Buffer, Text, U32s, U64s, frame, rows_part, shortcut
@@ -185,7 +185,44 @@ class StepDescriptor(NamedTuple):
 
 
 STEP_DESCRIPTOR = struct.Struct(f"<QQIIBB{SAMPLING.size}sQIBd")
-StepDescriptors = Annotated[list[StepDescriptor], rows_part(STEP_DESCRIPTOR, StepDescriptor._make)]
+WANTED = struct.Struct(f"<BB{SAMPLING.size}sQIBd")
+"""The fields of a descriptor from ``output_rows`` on: what is wanted of a step, which is the same for most of a client's."""
+_BRIEFLY = struct.Struct(f"<QQII{WANTED.size}s")
+
+
+class StepRows(Sequence[StepDescriptor]):
+    """The descriptors in a Submit that was read."""
+
+    __slots__ = ("_packed",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def briefly(self) -> Iterator[tuple[int, int, int, int, bytes]]:
+        """``request``, ``session``, ``n_tokens``, ``position``, and what is wanted as WANTED packs it: 0.2 us a step, where
+        the descriptors themselves take 0.7."""
+        return _BRIEFLY.iter_unpack(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed) // STEP_DESCRIPTOR.size
+
+    def __iter__(self) -> Iterator[StepDescriptor]:
+        return map(StepDescriptor._make, STEP_DESCRIPTOR.iter_unpack(self._packed))
+
+    def __getitem__(self, at: Any) -> Any:
+        return list(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, StepRows):
+            return self._packed == other._packed
+        return list(self) == other
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+StepDescriptors = Annotated[Sequence[StepDescriptor], rows_part(STEP_DESCRIPTOR, StepRows)]
 
 
 @frame(34)
@@ -219,18 +256,17 @@ def pack_submit(
     return framed(head + steps + stops)
 
 
-_ONE_STEP = struct.Struct(_SUBMIT_HEAD.format + STEP_DESCRIPTOR.format.removeprefix("<") + "I")
-
-
 @shortcut(Submit)
-def unpack_one_step(payload: Buffer) -> Submit | None:
-    """A Submit of one step without stop tokens: 1.2 us instead of 3.7, for each decode of a client that steps by itself."""
-    if len(payload) != _ONE_STEP.size:
+def unpack_submit(payload: Buffer) -> Submit | None:
+    """A Submit without stop tokens: 1.1 us instead of 4, and that for each decode of a client that steps by itself."""
+    end = len(payload) - 4
+    if end < _SUBMIT_HEAD.size:
         return None
-    values = _ONE_STEP.unpack(payload)
-    if values[6] != 1 or values[-1] != 0:
+    _, _, tokens_written, records_read, results_read, stream_read, n = _SUBMIT_HEAD.unpack_from(payload)
+    if end != _SUBMIT_HEAD.size + n * STEP_DESCRIPTOR.size or payload[end:] != _NO_STOPS:
         return None
-    return Submit(values[2], values[3], values[4], values[5], [StepDescriptor(*values[7:-1])])
+    rows = StepRows(bytes(payload[_SUBMIT_HEAD.size : end]))
+    return Submit(tokens_written, records_read, results_read, stream_read, rows)
 
 
 @frame(35)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from shmsched.errors import ProtocolError
+from shmsched.wire.framing import framed
 
 Buffer = bytes | bytearray | memoryview
 
@@ -69,18 +70,17 @@ def _pack_text(value: str, most: int = 65535) -> bytes:
     return _short.pack(data)
 
 
-def rows_part(row: struct.Struct, make: Callable[[tuple[Any, ...]], Any] | None = None) -> Part:
-    """A counted run of fixed-size rows. ``make`` turns each row's tuple into something with names."""
+def rows_part(row: struct.Struct, make: Callable[[bytes], Any]) -> Part:
+    """A counted run of fixed-size rows. ``make`` turns their bytes into what is to be read of them."""
 
     def pack(rows: Any) -> bytes:
         packed = b"".join([row.pack(*r) for r in rows])
         return len(rows).to_bytes(4, "little") + packed
 
-    def unpack(view: memoryview, at: int) -> tuple[list[Any], int]:
+    def unpack(view: memoryview, at: int) -> tuple[Any, int]:
         head, at = _take(view, at, 4)
         body, at = _take(view, at, row.size * int.from_bytes(head, "little"))
-        rows = row.iter_unpack(body)
-        return list(map(make, rows) if make else rows), at
+        return make(bytes(body)), at
 
     return Part(pack, unpack)
 
@@ -133,6 +133,9 @@ class _Layout(NamedTuple):
     head: struct.Struct
     n_scalars: int
     parts: tuple[Part, ...]
+    framed_head: struct.Struct
+    """The head with the frame's length in front, for frames that are a head and nothing else."""
+    length: bytes
 
 
 _by_kind: dict[int, _Layout] = {}
@@ -149,7 +152,10 @@ def frame(kind: int) -> Callable[[type[FrameT]], type[FrameT]]:
         scalars = [m for m in marks if isinstance(m, str)]
         if marks[: len(scalars)] != scalars or kind in _by_kind:
             raise TypeError(f"{cls.__name__}: scalars come before parts, and kind {kind} is used once")
-        layout = _Layout(cls, kind, struct.Struct("<HH" + "".join(scalars)), len(scalars), tuple(marks[len(scalars) :]))
+        head = struct.Struct("<HH" + "".join(scalars))
+        framed_head = struct.Struct("<4sHH" + "".join(scalars))
+        parts = tuple(marks[len(scalars) :])
+        layout = _Layout(cls, kind, head, len(scalars), parts, framed_head, framed(bytes(head.size))[:4])
         _by_kind[kind] = _by_type[cls] = layout
         return cls
 
@@ -174,6 +180,14 @@ def pack(message: Any) -> bytes:
     if not layout.parts:
         return head
     return head + b"".join([part.pack(v) for part, v in zip(layout.parts, message[layout.n_scalars :], strict=True)])
+
+
+def pack_framed(message: Any) -> bytes:
+    """``framed(pack(message))``: for a frame of scalars alone 0.7 us instead of 1.5."""
+    layout = _by_type[type(message)]
+    if layout.parts:
+        return framed(pack(message))
+    return layout.framed_head.pack(layout.length, layout.kind, 0, *message)
 
 
 def unpack(payload: Buffer) -> Any:

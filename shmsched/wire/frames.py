@@ -8,6 +8,7 @@ from shmsched.wire.client_frames import (
     MAX_OPTIONS,
     MAX_STOP_TOKENS,
     STEP_DESCRIPTOR,
+    WANTED,
     Arena,
     ArenaRefused,
     Block,
@@ -28,6 +29,7 @@ from shmsched.wire.client_frames import (
     StepDescriptor,
     StepDescriptors,
     StepFlags,
+    StepRows,
     Submit,
     Welcome,
 )
@@ -107,9 +109,11 @@ __all__ = [
     "StepDescriptor",
     "StepDescriptors",
     "StepFlags",
+    "StepRows",
     "Stop",
     "Stopping",
     "Submit",
+    "WANTED",
     "Welcome",
     "Work",
 ]

@@ -29,15 +29,19 @@ class FrameSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that are whole now. Raises ProtocolError at a length that no frame has."""
-        if self._pending:
+        if not self._pending:
+            n = len(data) - 4
+            if 0 < n <= self._max_frame and int.from_bytes(data[:4], "big") == n:
+                return [data[4:]]  # one whole frame, as nearly always
+        else:
             self._pending += data
             if len(self._pending) < self._wanted:
                 return []
             data = bytes(self._pending)
             self._pending.clear()
-        payloads = []
         at, n, available = 0, 0, len(data)
         self._wanted = 4
+        payloads = []
         while available - at >= 4:
             (n,) = _LENGTH.unpack_from(data, at)
             if not 0 < n <= self._max_frame:

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from shmsched.wire.codec import pack, unpack
+from shmsched.wire.codec import pack_framed, unpack
 from shmsched.wire.credentials import credentials
-from shmsched.wire.framing import FrameSplitter, framed
+from shmsched.wire.framing import FrameSplitter
 
 READ_SIZE = 1 << 16
 MAX_OUTBOUND = 4 << 20
@@ -48,21 +48,21 @@ class Peer:
             return None
         if not data:
             return None
-        return [unpack(payload) for payload in self._splitter.feed(data)]
+        return list(map(unpack, self._splitter.feed(data)))
 
     def send(self, message: Any, fd: int = -1) -> None:
         """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
-        data = framed(pack(message))
+        data = pack_framed(message)
         was_empty = not self._outbound
         try:
-            self._outbound.append((data, os.dup(fd) if fd >= 0 else -1))
+            self._outbound.append((data, -1 if fd < 0 else os.dup(fd)))
         except OSError as e:
             # Without its descriptor the frame means nothing: this connection ends at its next flush, and no other. Not the
             # error itself: its traceback would keep what the callers hold, a client's memory among it.
             self._broken = OSError(e.errno, e.strerror)
         self.outbound_bytes += len(data)
         # Past its bound no writable socket may ever come: the next flush has to see it.
-        if was_empty or self.overfull or self._broken is not None:
+        if was_empty or self.outbound_bytes > self.max_outbound or self._broken is not None:
             self.on_pending()
 
     @property
@@ -84,34 +84,33 @@ class Peer:
         """Write what the socket takes now. True if nothing is left. Raises OSError if the peer is gone."""
         if self._broken is not None:
             raise self._broken
-        while self._outbound:
-            data, fd = self._outbound.popleft()
-            if fd < 0 and self._outbound:
+        outbound = self._outbound
+        while outbound:
+            data, fd = outbound.popleft()
+            if outbound and fd < 0:
                 parts = [data]
-                while self._outbound and self._outbound[0][1] < 0:
-                    parts.append(self._outbound.popleft()[0])
+                while outbound and outbound[0][1] < 0:
+                    parts.append(outbound.popleft()[0])
                 data = b"".join(parts)
             try:
-                sent = self._write(data, fd)
+                sent = self.sock.send(data) if fd < 0 else self._send_with(data, fd)
             except BlockingIOError:
-                self._outbound.appendleft((data, fd))
+                outbound.appendleft((data, fd))
                 return False
             except OSError:
                 # ``close`` still has the descriptor to close.
-                self._outbound.appendleft((data, fd))
+                outbound.appendleft((data, fd))
                 raise
             self.outbound_bytes -= sent
             if fd >= 0:
                 # It went out with the first byte; what is left of the frame must not carry it again.
                 os.close(fd)
             if sent < len(data):
-                self._outbound.appendleft((data[sent:], -1))
+                outbound.appendleft((data[sent:], -1))
                 return False
         return True
 
-    def _write(self, data: bytes, fd: int) -> int:
-        if fd < 0:
-            return self.sock.send(data)
+    def _send_with(self, data: bytes, fd: int) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
         return self.sock.sendmsg([data], ancillary)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shmsched.daemon.deadlines import Deadlines
 from shmsched.daemon.loop import EventLoop
-from shmsched.daemon.state import Step
+from shmsched.daemon.state import Step, Wanted
 from shmsched.scheduling import StepState
 
 FAR = 3600.0
@@ -20,7 +20,7 @@ FAR = 3600.0
 
 def step(number: int, deadline: float) -> Step:
     nowhere: Any = None
-    return Step(number, nowhere, 1, number, b"", 0, 1, 1, True, (0, 0.0, 1.0, 0), 0, deadline, None)
+    return Step(number, nowhere, 1, number, b"", 0, Wanted(b"", 1, 1, True, True, deadline, None), 0.0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.daemon.linger import Linger
+from shmsched.daemon.linger import LEAST_S, Linger
 
 SHARE = 0.05
 
@@ -18,7 +18,7 @@ def warmed(turnaround: float = 0.001, step: float = 0.1, sessions: int = 2, roun
         now += step
         linger.batch_ended(now, step, range(sessions))
         for session in range(sessions):
-            linger.came_back(session, now + turnaround)
+            linger.came_back([session], now + turnaround)
     return linger, now + step
 
 
@@ -34,10 +34,10 @@ def test_nobody_expected_no_wait() -> None:
 def test_once_everyone_is_back_nothing_is_waited_for() -> None:
     linger, now = warmed()
     linger.batch_ended(now, 0.1, [0, 1])
-    linger.came_back(0, now + 0.0005)
+    linger.came_back([0], now + 0.0005)
     assert linger.expected == 1
     assert linger.deadline() > now + 0.0005
-    linger.came_back(1, now + 0.0006)
+    linger.came_back([1], now + 0.0006)
     assert linger.expected == 0
     assert linger.deadline() <= now
 
@@ -65,6 +65,20 @@ def test_the_deadline_follows_what_turnarounds_were_measured() -> None:
     linger.batch_ended(now, 0.1, [0, 1])
     wait = linger.deadline() - now
     assert 0.001 <= wait <= 0.002, "a wait far beyond what sessions take is lost time"
+
+
+def test_nothing_is_noted_of_who_comes_back_to_an_engine_too_quick_to_wait_for() -> None:
+    linger = Linger(SHARE)
+    linger.batch_ended(10.0, 0.9 * LEAST_S / SHARE, [1, 2])
+    assert (linger.expected, linger.minds) == (0, False)
+    assert linger.deadline() <= 10.0
+    for i in range(20):
+        linger.batch_ended(11.0 + i, 2 * LEAST_S / SHARE, [1, 2])
+    assert (linger.expected, linger.minds) == (2, True)
+    assert linger.deadline() > 30.0
+    for i in range(20):
+        linger.batch_ended(31.0 + i, 0.5 * LEAST_S / SHARE, [1, 2])
+    assert (linger.expected, linger.minds) == (0, False)
 
 
 def test_a_share_of_nothing_is_no_wait() -> None:
@@ -98,7 +112,7 @@ def test_never_longer_than_the_share_of_the_mean_step(
         assert linger.expected <= len({session for session, _ in sessions})
         for session, turnaround in sessions:
             if turnaround is not None:
-                linger.came_back(session, now + turnaround)
+                linger.came_back([session], now + turnaround)
             assert linger.deadline() <= now + SHARE * linger.mean_step_s * (1 + 1e-9)
         linger.gave_up()
         now += max((t for _, t in sessions if t is not None), default=0.0)
@@ -110,12 +124,12 @@ def run(linger: Linger, now: float, turnarounds: dict[int, float], step: float =
     longest = linger.longest
     for session, seconds in turnarounds.items():
         if seconds <= longest:
-            linger.came_back(session, now + seconds)
+            linger.came_back([session], now + seconds)
     waited = linger.expected > 0
     linger.gave_up()
     for session, seconds in turnarounds.items():
         if seconds > longest:
-            linger.came_back(session, now + seconds)
+            linger.came_back([session], now + seconds)
     return waited, now + max(turnarounds.values()) + step
 
 
@@ -155,7 +169,7 @@ def test_sessions_that_are_gone_leave_nothing() -> None:
     for session in range(1000):
         now += 0.1
         linger.batch_ended(now, 0.1, [session])
-        linger.came_back(session, now + 0.001)
+        linger.came_back([session], now + 0.001)
         linger.batch_ended(now, 0.1, [session])
         linger.forget(session)
     assert linger.expected == 0

@@ -153,7 +153,7 @@ class World:
         assert all(daemon.placement._waiting.values()), "a line in which nobody waits is kept"
         for engine in engines:
             self._check_engine(engine, sessions)
-        assert all(connection.open for connection in daemon.overload._paused), "a paused client is gone, and kept"
+        assert all(connection.open for connection in daemon.overload.paused), "a paused client is gone, and kept"
         assert len(daemon.connections) <= MOST_CLIENTS
         assert not daemon.touched_clients
         assert not daemon.touched_engines
@@ -161,7 +161,7 @@ class World:
     def _check_client(self, link: ClientLink) -> None:
         steps = [step for session in link.sessions.values() for step in session.outstanding.values()]
         assert link.outstanding == len(steps)
-        assert link.outstanding_results == sum(step.n_rows for step in steps if step.sampled)
+        assert link.outstanding_results == sum(step.wanted.n_rows for step in steps if step.wanted.sampled)
         assert link.option_bytes == sum(len(session.options) for session in link.sessions.values())
         assert link.option_bytes <= LIMITS.option_bytes
         for session in link.sessions.values():

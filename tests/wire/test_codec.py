@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shmsched.errors import ProtocolError
 from shmsched.wire import codec, frames
 from shmsched.wire.client_frames import pack_submit
-from shmsched.wire.codec import U8, U32, Text, frame, pack, unpack, unpack_declared
+from shmsched.wire.codec import U8, U32, Text, frame, pack, pack_framed, unpack, unpack_declared
 from shmsched.wire.framing import MAX_FRAME, framed
 
 SCALARS = {
@@ -123,6 +123,23 @@ def test_an_unknown_kind_is_named(kind: int) -> None:
     assume(kind not in codec._by_kind)
     with pytest.raises(ProtocolError, match=f"unknown kind {kind}"):
         unpack(kind.to_bytes(2, "little") + bytes(50))
+
+
+@given(ANY)
+def test_a_frame_packed_with_its_length_in_front(message: Any) -> None:
+    assert pack_framed(message) == framed(pack(message))
+
+
+@given(st.lists(STEPS, max_size=4))
+def test_steps_that_were_read_are_those_that_were_written(steps: list[frames.StepDescriptor]) -> None:
+    rows = unpack(pack(frames.Submit(1, 2, 3, 4, steps))).steps
+    assert len(rows) == len(steps)
+    assert list(rows) == steps
+    assert rows == steps
+    assert [rows[i] for i in range(len(steps))] == steps
+    assert rows == unpack(pack(frames.Submit(5, 6, 7, 8, rows, (9,)))).steps
+    brief = [(*row[:4], *frames.WANTED.unpack(row[4])) for row in rows.briefly()]
+    assert brief == steps
 
 
 def outcome(unpacked: Callable[[bytes], Any], payload: bytes) -> tuple[str, str]:
