@@ -26,7 +26,7 @@ from shmsched.daemon.server import Daemon
 from shmsched.daemon.sessions import Sessions
 from shmsched.daemon.supervisor import Supervisor
 from shmsched.engine import batch_slot as engine_slot
-from shmsched.engine import batch_view, host, outcome
+from shmsched.engine import batch_view, host
 from shmsched.memory.ring import TokenReader
 from shmsched.wire import frames
 from shmsched.wire.link import Link
@@ -185,10 +185,10 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.ENGINE_HEARD_OF_ARENA: (host.EngineHost, "_handle", _TO_COME(frames.AttachArena)),
     DeathPoint.ENGINE_PULLED_BATCH: (engine_slot.BatchSlot, "pull", dying.after),
     DeathPoint.ENGINE_IN_FORWARD: (batch_view.BatchView, "_row", dying.before),
-    DeathPoint.ENGINE_WROTE_LOGITS: (outcome.BatchOutcome, "write", dying.before),
-    DeathPoint.ENGINE_WROTE_RESULTS: (Link, "send", _TO_COME(frames.Done)),
-    DeathPoint.ENGINE_IN_DONE: (Link, "send", _HALF(frames.Done)),
-    DeathPoint.ENGINE_SENT_DONE: (Link, "send", _SENT(frames.Done)),
+    DeathPoint.ENGINE_WROTE_LOGITS: (engine_slot.BatchSlot, "write", dying.before),
+    DeathPoint.ENGINE_WROTE_RESULTS: (Link, "send_packed", _TO_COME(frames.Done)),
+    DeathPoint.ENGINE_IN_DONE: (Link, "send_packed", _HALF(frames.Done)),
+    DeathPoint.ENGINE_SENT_DONE: (Link, "send_packed", _SENT(frames.Done)),
     DeathPoint.ENGINE_CLOSES_SESSION: (host.EngineHost, "_close", dying.before),
     DeathPoint.DAEMON_SPAWNED_ENGINE: (Supervisor, "_spawn", dying.after),
     DeathPoint.DAEMON_ACCEPTED: (Listener, "accept", dying.on_accept),

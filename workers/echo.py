@@ -70,25 +70,36 @@ class Echo(Engine):
         cost = self._step_s + self._token_s * len(batch.tokens)
         if cost > 0:
             time.sleep(cost)
-        vocab = self.info.vocab_size
+        vocab, hashes_of = self.info.vocab_size, self._hashes
+        tokens, steps = batch.tokens.tolist(), batch.steps
         answers: list[int] = []
-        tokens = batch.tokens.tolist()
-        for slot, start, length in batch.steps:
-            hashes = self._hashes[slot]
-            h = hashes[-1]
-            for t in tokens[start : start + length]:
-                h = (MULTIPLIER * h + t + 1) & MASK
+        if len(steps) == len(tokens):
+            # Decodes: 0.1 us less for each without a loop of one turn.
+            for row, t in zip(steps, tokens, strict=True):
+                hashes = hashes_of[row.slot]
+                h = (MULTIPLIER * hashes[-1] + t + 1) & MASK
                 hashes.append(h)
                 answers.append((h >> 33) % vocab)
-        wanted = [answers[k] for k in batch.outputs.tolist()]
-        if all(batch.sampling):
+        else:
+            for slot, start, length in steps:
+                hashes = hashes_of[slot]
+                h = hashes[-1]
+                for t in tokens[start : start + length]:
+                    h = (MULTIPLIER * h + t + 1) & MASK
+                    hashes.append(h)
+                    answers.append((h >> 33) % vocab)
+        rows, wanted = batch.rows, answers
+        if len(rows) != len(tokens):
+            wanted = [answers[k] for k in batch.outputs.tolist()]
+        if None not in batch.sampling:
             # No temperature moves the peak: it stands 65,537 above the next value.
-            batch.set_tokens(0, wanted, np.zeros(len(wanted), np.float32))
+            batch.set_tokens(0, wanted, [0.0] * len(wanted))
             return
+        template = self._row
         for k, (token, sampling) in enumerate(zip(wanted, batch.sampling, strict=True)):
             if sampling is None:
-                row = batch.rows[k]
-                row[:] = self._row
-                row[token] = PEAK
+                logits = rows[k]
+                logits[:] = template
+                logits[token] = PEAK
             else:
                 batch.set_tokens(k, (token,), (0.0,))

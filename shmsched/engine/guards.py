@@ -6,10 +6,12 @@ them after it. A ``BatchView`` gives no array that reaches them, but a kernel th
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from shmsched.memory.layouts import GUARD, LOGIT, StepEntry
+from shmsched.engine.batch_slot import Pulled
+from shmsched.memory.layouts import ALL_ROWS, GUARD, LOGIT, StepEntry
 
 WORDS = os.urandom(GUARD)
 
@@ -19,24 +21,25 @@ class WroteBeyondRows(Exception):
 
 
 class Guards:
-    """The guard words of one batch. ``arenas``: the bytes of each client's arena, by client."""
+    """The guard words of one batch. ``arenas``: the memory of each client's arena, by client."""
 
-    def __init__(self, entries: Sequence[StepEntry], arenas: Mapping[int, memoryview], vocab_size: int) -> None:
-        self._places: list[tuple[memoryview, StepEntry]] = []
-        for entry in entries:
-            if entry.sampled or not entry.output_rows:
+    def __init__(self, batch: Pulled, arenas: Mapping[int, mmap.mmap], vocab_size: int) -> None:
+        self._places: list[tuple[mmap.mmap, int, int, StepEntry]] = []
+        row_size = vocab_size * LOGIT.itemsize
+        for step in batch.entries():
+            _, _, length, _, output_rows, sampled, _, client, offset = step
+            if sampled or not output_rows:
                 continue
-            size = entry.n_rows * vocab_size * LOGIT.itemsize
-            arena, at = arenas[entry.client], entry.rows_offset
-            for guard in (arena[at - GUARD : at], arena[at + size : at + size + GUARD]):
-                guard[:] = WORDS
-                self._places.append((guard, entry))
+            arena, before = arenas[client], offset - GUARD
+            behind = offset + row_size * (length if output_rows == ALL_ROWS else output_rows)
+            arena[before:offset] = arena[behind : behind + GUARD] = WORDS
+            self._places.append((arena, before, behind, step))
 
     def check(self) -> None:
         """Raises WroteBeyondRows if any of them has changed."""
-        for guard, entry in self._places:
-            if guard != WORDS:
+        for arena, before, behind, step in self._places:
+            if arena[before : before + GUARD] != WORDS or arena[behind : behind + GUARD] != WORDS:
                 raise WroteBeyondRows(
-                    f"it wrote beyond the rows of the step at position {entry.position} in slot {entry.slot}"
-                    f" ({entry.length} tokens, rows at byte {entry.rows_offset} of the arena of client {entry.client})"
+                    f"it wrote beyond the rows of the step at position {step.position} in slot {step.slot}"
+                    f" ({step.length} tokens, rows at byte {step.rows_offset} of the arena of client {step.client})"
                 )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, compress
+import struct
+from itertools import accumulate
 
-from shmsched.engine.batch_slot import BatchSlot
-from shmsched.engine.batch_view import BatchView
+from shmsched.engine.batch_slot import Results
 from shmsched.engine.plan import Row
 from shmsched.memory.layouts import StepEntry, StepStatus
 
-DONE = int(StepStatus.DONE)
-
 
 class BatchOutcome:
-    """What became of each step of a batch, until it is written to the slot in one go."""
+    """What became of each step of a batch, until all of it is known."""
 
     def __init__(self, entries: list[StepEntry]) -> None:
         self.statuses = [0] * len(entries)
@@ -23,18 +21,6 @@ class BatchOutcome:
         self._first = list(accumulate(counts, initial=0))
         self._ids = [-1] * self._first[-1]
         self._logprobs = [0.0] * self._first[-1]
-
-    def done_all(self, entries: list[StepEntry], view: BatchView) -> bool:
-        """Every step of a batch of ``all_decodes`` was answered. False, and nothing changes, if a token is none."""
-        ids, logprobs = view.token_ids.tolist(), view.logprobs.tolist()
-        if len(self._ids) < len(entries):
-            sampled = [entry.sampled for entry in entries]
-            ids, logprobs = list(compress(ids, sampled)), list(compress(logprobs, sampled))
-        if ids and not (min(ids) >= 0 and max(ids) < view.vocab_size):
-            return False
-        self.statuses = [DONE] * len(entries)
-        self._ids, self._logprobs = ids, logprobs
-        return True
 
     def done(self, row: Row) -> None:
         for i in row.steps:
@@ -65,7 +51,11 @@ class BatchOutcome:
         self._ids[self._first[i] + r] = token
         self._logprobs[self._first[i] + r] = logprob
 
-    def write(self, slot: BatchSlot) -> None:
-        slot.statuses[: len(self.statuses)] = self.statuses
-        slot.ids[: len(self._ids)] = self._ids
-        slot.logprobs[: len(self._logprobs)] = self._logprobs
+    def results(self) -> Results:
+        n = len(self._ids)
+        return Results(
+            bytes(self.statuses),
+            struct.pack(f"<{n}i", *self._ids),
+            struct.pack(f"<{n}f", *self._logprobs),
+            tuple(self.messages[i] for i in sorted(self.messages)),
+        )

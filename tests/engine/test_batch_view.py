@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,48 @@ def test_tokens_that_the_engine_sampled_are_taken_as_they_are() -> None:
     assert view.finish() == []
     assert view.token_ids.tolist() == [5, 6, 7, 8]
     np.testing.assert_array_equal(view.logprobs, np.array([np.nan, -0.5, -1.5, -2.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    "ids", [[5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint64), np.array([5.0, 6.0]), [5.0, 6.0]]
+)
+@pytest.mark.parametrize("logprobs", [[-1.0, -1e300], np.array([-1.0, -np.inf]), np.array([-1, -np.inf], np.float32)])
+def test_tokens_of_all_outputs_at_once_may_have_any_type(ids: Any, logprobs: Any) -> None:
+    view = batch([SAMPLED] * 2)
+    with np.errstate(over="ignore"):
+        view.set_tokens(0, ids, logprobs)
+    ids, logprobs = None, None
+    assert view.finish() == []
+    assert (view.token_ids.dtype, view.token_ids.tolist()) == (np.int64, [5, 6])
+    assert (view.logprobs.dtype, view.logprobs.tolist()) == (np.float32, [-1.0, -np.inf])
+
+
+def test_tokens_of_all_outputs_at_once_are_taken_then_and_there() -> None:
+    view = batch([SAMPLED] * 2)
+    mine = [5, 6]
+    view.set_tokens(0, mine)
+    mine[0] = 9
+    assert view.token_ids.tolist() == [5, 6]
+    assert np.isnan(view.logprobs).all()
+    view.set_tokens(0, [2**40, -1], [-1.0, -2.0])
+    assert view.token_ids.tolist() == [2**40, -1]
+    with pytest.raises((ValueError, TypeError)):
+        view.set_tokens(0, ["a", "b"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="broadcast"):
+        view.set_tokens(0, [1, 2], [-1.0, -2.0, -3.0])
+
+
+def test_the_last_word_counts_also_after_all_were_given_at_once() -> None:
+    view = batch([SAMPLED] * 3)
+    rows = logits(3)
+    view.set_tokens(0, [5, 6, 7], [-1.0, -2.0, -3.0])
+    view.set_tokens(0, [4, 3, 2])
+    view.set_tokens(1, [8])
+    view.rows[2][:] = rows[2]
+    assert view.finish() == []
+    expected = sample(rows[2:], [SAMPLED], np.array([41]))
+    assert view.token_ids.tolist() == [4, 8, expected[0][0]]
+    np.testing.assert_allclose(view.logprobs, [-1.0, -2.0, expected[1][0]], atol=1e-5)
 
 
 def test_each_output_may_take_its_own_way_and_the_last_word_counts() -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shmsched.engine.batch_view import BatchView
+from shmsched.engine.batch_slot import Pulled
+from shmsched.engine.batch_view import StepRow
+from shmsched.engine.decode_view import DecodeView
 from shmsched.engine.outcome import BatchOutcome
-from shmsched.engine.plan import Row, all_decodes, gather, passes, wanted
-from shmsched.memory.layouts import SAMPLING, StepEntry
-from shmsched.steps import OutputRows
+from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.memory.layouts import SAMPLING, STEP, StepEntry
+from shmsched.steps import OutputRows, SamplingParams
 
 ROWS = st.sampled_from([OutputRows.NONE, OutputRows.LAST, OutputRows.ALL])
 
 
 def entry(slot: int, start: int, length: int, position: int, rows: OutputRows = OutputRows.LAST) -> StepEntry:
-    return StepEntry(slot, start, length, position, rows, 1, SAMPLING.pack(0, 0.0, 1.0, 0), 0, 0)
+    return StepEntry(slot, start, length, position, rows, 1, SAMPLING.pack(0, 0.0, 1.0, slot), 0, 64 * slot)
 
 
 @st.composite
@@ -148,7 +152,7 @@ def test_a_batch_in_order_is_not_copied() -> None:
 
 @st.composite
 def mostly_decodes(draw: st.DrawFn) -> tuple[list[StepEntry], dict[int, int]]:
-    """Steps and the lengths of their sessions; in half of the batches something is not as ``all_decodes`` wants it."""
+    """Steps and the lengths of their sessions; in half of the batches something is not as in a batch of decodes."""
     slots = draw(st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=draw(st.booleans())))
     lengths = {slot: draw(st.integers(0, 50)) for slot in slots}
     odd = draw(st.sampled_from([*range(len(slots)), *[None] * len(slots)]))
@@ -158,53 +162,89 @@ def mostly_decodes(draw: st.DrawFn) -> tuple[list[StepEntry], dict[int, int]]:
         if i == odd:
             length, rows = draw(st.integers(1, 3)), draw(ROWS)
             position = draw(st.integers(0, position + 1))
-        entries.append(entry(slot, start, length, position, rows)._replace(sampled=draw(st.integers(0, 1))))
+        step = entry(slot, start, length, position, rows)
+        if draw(st.booleans()):
+            step = step._replace(sampled=0, sampling=bytes(SAMPLING.size))
+        entries.append(step)
         start += length
     if draw(st.booleans()):
         lengths.pop(slots[0])
     return entries, lengths
 
 
+def pulled(entries: list[StepEntry]) -> Pulled:
+    return Pulled(b"".join([STEP.pack(*e) for e in entries]), tokens_of(entries))
+
+
+def view_of(entries: list[StepEntry], lengths: dict[int, int]) -> DecodeView | None:
+    arena = mmap.mmap(-1, 1 << 12)
+    return DecodeView.of(pulled(entries), lengths, {0: arena}, 9)
+
+
 @given(mostly_decodes())
-def test_all_decodes_says_that_the_plan_is_the_batch_itself(batch: tuple[list[StepEntry], dict[int, int]]) -> None:
+def test_a_batch_of_decodes_is_one_whose_plan_is_the_batch_itself(
+    batch: tuple[list[StepEntry], dict[int, int]],
+) -> None:
     entries, lengths = batch
     tokens = tokens_of(entries)
     n = len(entries)
     plan = passes(entries)
     flat, positions = gather(plan[0], entries, tokens)
+    outputs, owners, within = wanted(plan[0], entries)
     as_it_stands = (
         [[(row.slot, row.position, row.steps, row.length) for row in rows] for rows in plan]
         == [[(e.slot, e.position, [i], 1) for i, e in enumerate(entries)]]
         and all(lengths.get(e.slot) == e.position for e in entries)
-        and wanted(plan[0], entries) == (list(range(n)), list(range(n)), [0] * n)
+        and (outputs, owners, within) == (list(range(n)), list(range(n)), [0] * n)
     )
+    view = view_of(entries, lengths)
     # ALL of one token is the same row as LAST; that such a batch goes the long way costs it time and nothing else.
-    if all_decodes(entries, len(tokens), lengths):
-        assert as_it_stands
-        assert flat.tolist() == tokens.tolist()
-        assert positions.tolist() == [e.position for e in entries]
-    else:
+    if view is None:
         assert not as_it_stands or OutputRows.ALL in [e.output_rows for e in entries]
+        return
+    assert as_it_stands
+    # It shows the engine what the view of any batch does.
+    assert view.tokens.tolist() == flat.tolist()
+    assert (view.positions.dtype, view.positions.tolist()) == (np.int32, positions.tolist())
+    assert (view.outputs.dtype, view.outputs.tolist()) == (np.int32, outputs)
+    rows = [StepRow(e.slot, i, 1) for i, e in enumerate(entries)]
+    assert list(view.steps) == rows == [view.steps[i] for i in range(n)] == view.steps[:]
+    assert {type(row) for row in view.steps} == {StepRow}
+    assert (len(view.steps), view.steps[-1]) == (n, rows[-1])
+    params = [SamplingParams(0.0, 1.0, 0, e.slot) if e.sampled else None for e in entries]
+    assert list(view.sampling) == params == [view.sampling[k] for k in range(n)] == view.sampling[:]
+    assert len(view.sampling) == n
+    assert (None in view.sampling) == (None in params)
+    assert SamplingParams(seed=entries[0].slot) in view.sampling or params[0] is None
+    assert [row is None for row in view._raw_rows] == [bool(e.sampled) for e in entries]
 
 
 @given(mostly_decodes(), st.data())
 def test_answers_noted_at_once_are_those_noted_one_by_one(
     batch: tuple[list[StepEntry], dict[int, int]], data: st.DataObject
 ) -> None:
-    entries = [e._replace(length=1, output_rows=OutputRows.LAST) for e in batch[0]]
-    n = len(entries)
-    raw = [None if e.sampled else np.zeros(9, np.float32) for e in entries]
-    view = BatchView(np.zeros(n, np.int32), np.zeros(n, np.int32), [], np.arange(n), [None] * n, raw, 9)
-    for k in [k for k, e in enumerate(entries) if e.sampled]:
-        view.set_tokens(k, [data.draw(st.integers(-1, 9))], [data.draw(st.floats(-9, 0, width=32))])
-    at_once, one_by_one = BatchOutcome(entries), BatchOutcome(entries)
-    if not at_once.done_all(entries, view):
-        assert not all(0 <= view.token_ids[k] < 9 for k, e in enumerate(entries) if e.sampled)
-        assert at_once.statuses == [0] * n
+    entries = [e._replace(start=i, length=1, output_rows=OutputRows.LAST) for i, e in enumerate(batch[0])]
+    view = view_of(entries, {e.slot: e.position for e in entries})
+    assume(view is not None)
+    assert view is not None
+    ids = {k: data.draw(st.integers(-1, 9)) for k, e in enumerate(entries) if e.sampled}
+    logprobs = {k: data.draw(st.floats(-9, 0, width=32)) for k in ids}
+    if len(ids) == len(entries) and data.draw(st.booleans()):
+        view.set_tokens(0, list(ids.values()), list(logprobs.values()))
+    else:
+        for k in ids:
+            view.set_tokens(k, [ids[k]], [logprobs[k]])
+    for k in view._raw_outputs:
+        view.rows[k][:] = 0
+    results = view.results()
+    if results is None:
+        assert not all(0 <= token < 9 for token in ids.values())
         return
+    one_by_one = BatchOutcome(entries)
     for i, e in enumerate(entries):
         one_by_one.done(Row(e.slot, e.position, [i], 1))
         if e.sampled:
-            assert 0 <= view.token_ids[i] < 9
-            one_by_one.set_token(i, 0, int(view.token_ids[i]), float(view.logprobs[i]))
-    assert vars(at_once) == vars(one_by_one)
+            assert 0 <= ids[i] < 9
+            one_by_one.set_token(i, 0, ids[i], logprobs[i])
+    assert results == one_by_one.results()
+    assert view.token_ids.tolist() == [ids.get(k, -1) for k in range(len(entries))]

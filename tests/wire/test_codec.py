@@ -16,6 +16,7 @@ from shmsched.errors import ProtocolError
 from shmsched.wire import codec, frames
 from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.codec import U8, U32, Text, frame, pack, pack_framed, unpack, unpack_declared
+from shmsched.wire.engine_frames import pack_done
 from shmsched.wire.framing import MAX_FRAME, framed
 
 SCALARS = {
@@ -218,6 +219,11 @@ def test_a_submission_is_packed_as_any_other_frame(
 ) -> None:
     packed = b"".join([frames.STEP_DESCRIPTOR.pack(*step) for step in steps])
     assert pack_submit(*cursors, packed, stop_tokens) == framed(pack(frames.Submit(*cursors, steps, stop_tokens)))
+
+
+@given(SCALARS["Q"])
+def test_a_done_is_packed_as_any_other_frame(batch: int) -> None:
+    assert pack_done(batch) == framed(pack(frames.Done(batch, ())))
 
 
 def test_numbers_of_the_protocol_stay() -> None:
