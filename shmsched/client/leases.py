@@ -13,6 +13,8 @@ from shmsched.memory.layouts import GUARD, LOGIT
 from shmsched.memory.segment import Segment
 from shmsched.steps import LogitsBlock
 
+_TYPE = LOGIT.str
+
 
 class ClientArena:
     """Hands out rows at submission, turns them into leases at completion. The caller holds the client's lock."""
@@ -20,6 +22,7 @@ class ClientArena:
     def __init__(self, segment: Segment) -> None:
         self.size = segment.size
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(segment.buffer, np.uint8)
+        self._address = self._bytes.ctypes.data
         self._allocator = ArenaAllocator(segment.size)
         # A finalizer may run anywhere, in the middle of this class too: it only appends here.
         self._ended: deque[int] = deque()
@@ -55,8 +58,7 @@ class ClientArena:
     def lease(self, offset: int, rows: int, vocab_size: int) -> LogitsBlock:
         """The answer in these rows. They come back when the block and every array made from it are gone."""
         self._leased += 1
-        start = offset + rows * vocab_size * LOGIT.itemsize
-        exporter = _Lease(self._bytes[offset:start], (rows, vocab_size), offset, self._ended)
+        exporter = _Lease(self._bytes, self._address + offset, (rows, vocab_size), offset, self._ended)
         return LogitsBlock(np.asarray(exporter), exporter.end)
 
     def _collect(self) -> None:
@@ -71,15 +73,17 @@ class _Lease:
     numpy keeps the object whose ``__array_interface__`` it read as the array's base, however often it is sliced.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], shape: tuple[int, int], offset: int, ended: deque[int]) -> None:
-        self._memory = memory
+    def __init__(
+        self, arena: npt.NDArray[np.uint8], address: int, shape: tuple[int, int], offset: int, ended: deque[int]
+    ) -> None:
+        self._arena = arena
         self._offset = offset
         self._ended: deque[int] | None = ended
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
-            "typestr": LOGIT.str,
-            "data": (memory.ctypes.data, True),
+            "typestr": _TYPE,
+            "data": (address, True),
         }
 
     def end(self) -> None:

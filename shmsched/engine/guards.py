@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from shmsched.engine.batch_slot import Pulled
-from shmsched.memory.layouts import ALL_ROWS, GUARD, LOGIT, StepEntry
+from shmsched.memory.layouts import ALL_ROWS, GUARD, LOGIT, STEP
 
 WORDS = os.urandom(GUARD)
 
@@ -24,21 +24,23 @@ class Guards:
     """The guard words of one batch. ``arenas``: the memory of each client's arena, by client."""
 
     def __init__(self, batch: Pulled, arenas: Mapping[int, mmap.mmap], vocab_size: int) -> None:
-        self._places: list[tuple[mmap.mmap, int, int, StepEntry]] = []
+        self._batch = batch
+        self._places: list[tuple[int, mmap.mmap, int, int]] = []
         row_size = vocab_size * LOGIT.itemsize
-        for step in batch.entries():
-            _, _, length, _, output_rows, sampled, _, client, offset = step
+        steps = STEP.iter_unpack(batch.packed)
+        for i, (_, _, length, _, output_rows, sampled, _, client, offset) in enumerate(steps):
             if sampled or not output_rows:
                 continue
             arena, before = arenas[client], offset - GUARD
             behind = offset + row_size * (length if output_rows == ALL_ROWS else output_rows)
             arena[before:offset] = arena[behind : behind + GUARD] = WORDS
-            self._places.append((arena, before, behind, step))
+            self._places.append((i, arena, before, behind))
 
     def check(self) -> None:
         """Raises WroteBeyondRows if any of them has changed."""
-        for arena, before, behind, step in self._places:
+        for i, arena, before, behind in self._places:
             if arena[before : before + GUARD] != WORDS or arena[behind : behind + GUARD] != WORDS:
+                step = self._batch.entries()[i]
                 raise WroteBeyondRows(
                     f"it wrote beyond the rows of the step at position {step.position} in slot {step.slot}"
                     f" ({step.length} tokens, rows at byte {step.rows_offset} of the arena of client {step.client})"
