@@ -22,15 +22,6 @@ _GIVEN = b"\1"
 _UNKNOWN = struct.pack("<f", math.nan)
 
 
-class Whole(NamedTuple):
-    """The tokens of all outputs of a batch, int32, and their log-probabilities, float32, given at once."""
-
-    ids: bytes
-    logprobs: bytes
-    is_valid: bool
-    """Whether the vocabulary has all these tokens."""
-
-
 class StepRow(NamedTuple):
     """The tokens of one session in this batch: ``tokens[start : start + length]`` go to the session in ``slot``."""
 
@@ -82,7 +73,9 @@ class BatchView:
         self._raw_outputs = raw_outputs
         self._scratch: dict[int, Floats] = {}
         self._given = bytearray(n_outputs)
-        self._whole: Whole | None = None
+        self._whole: tuple[bytes, bytes, bool] | None = None
+        """The tokens of all outputs, int32, and their log-probabilities, float32, where they were given at once; and whether
+        the vocabulary has all these tokens."""
 
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
@@ -97,9 +90,9 @@ class BatchView:
     @lazily
     def _sampled(self) -> tuple[npt.NDArray[np.int64], Floats]:
         if self._whole is not None:
-            ids, logprobs = np.frombuffer(self._whole.ids, np.int32), np.frombuffer(self._whole.logprobs, np.float32)
+            ids, logprobs, _ = self._whole
             self._whole = None
-            return ids.astype(np.int64), logprobs.copy()
+            return np.frombuffer(ids, np.int32).astype(np.int64), np.frombuffer(logprobs, np.float32).copy()
         return np.full(self._n_outputs, -1, np.int64), np.full(self._n_outputs, np.nan, np.float32)
 
     @property
@@ -166,7 +159,7 @@ class BatchView:
             packed_logprobs = _UNKNOWN * n if known is None else struct.pack(f"<{n}f", *known)
         except (struct.error, OverflowError, TypeError):
             return False
-        self._whole = Whole(packed_ids, packed_logprobs, n > 0 and min(listed) >= 0 and max(listed) < self.vocab_size)
+        self._whole = packed_ids, packed_logprobs, n > 0 and min(listed) >= 0 and max(listed) < self.vocab_size
         return True
 
     def defer(self, i: int) -> None:

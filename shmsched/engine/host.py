@@ -133,9 +133,10 @@ class EngineHost:
         raise EngineStartError("the scheduler closed the connection before it attached this engine")
 
     def _handle(self, message: Any) -> None:
+        if type(message) is frames.Work:
+            self._work(message.batch, self._slots[message.slot])
+            return
         match message:
-            case frames.Work(batch, slot):
-                self._work(batch, self._slots[slot])
             case frames.OpenSlot(slot, session, options):
                 self._link.send(self._open(slot, session, 0, lambda: self._engine.open_session(slot, options)))
             case frames.ForkSlot(slot, session, parent, length):
