@@ -147,7 +147,7 @@ class BatchView:
         ids: Sequence[int] | npt.NDArray[np.integer[Any]],
         logprobs: Sequence[float] | Floats | None,
     ) -> bool:
-        """All of them at once, as from most engines that sample: they go to the slot as they are packed here, in a tenth of
+        """All of them at once, as from most engines that sample: they go to the slot as they are packed here, in a fifth of
         the time. False for what numpy must have a look at."""
         if self._whole is not None or "_sampled" in self.__dict__:
             return False

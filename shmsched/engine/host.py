@@ -197,7 +197,7 @@ class EngineHost:
             self._link.send_packed(pack_done(number))
 
     def _run_decodes(self, view: DecodeView, batch: Pulled) -> Results:
-        """What ``_run_passes`` does, for a batch of decodes, as most are: at 32 of them in a sixth of the time."""
+        """What ``_run_passes`` does, for a batch of decodes, as most are: at 32 of them in a tenth of the time."""
         self._engine.forward(view)
         results = view.results()
         if results is None:

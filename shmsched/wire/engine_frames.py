@@ -69,7 +69,7 @@ _NOTHING_FAILED = struct.Struct("<HHQI")
 
 
 def pack_done(batch: int) -> bytes:
-    """``framed(pack(Done(batch, ())))``, in 0.6 us instead of 4."""
+    """``framed(pack(Done(batch, ())))``, in 0.3 us instead of 4.3."""
     return framed(_NOTHING_FAILED.pack(53, 0, batch, 0))
 
 
@@ -160,7 +160,7 @@ _WORK = struct.Struct("<HHQI")
 
 @shortcut(Work)
 def unpack_work(payload: Buffer) -> Work | None:
-    """A Work of this version, in 0.9 us instead of 2.7."""
+    """A Work of this version, in 1.0 us instead of 1.8."""
     if len(payload) != _WORK.size:
         return None
     _, _, batch, slot = _WORK.unpack(payload)
