@@ -289,10 +289,11 @@ class ClientLink:
         False if there is no room: ``follower`` is queued once the client has read. So a client that does not read slows its
         own generations, and what waits here is one token for each.
         """
-        if not self._stream_room:
+        stream = self._stream
+        if stream.written - self._stream_read >= stream.capacity:
             self._unstreamed[follower] = (token, logprob, waited)
             return False
-        self._stream.append(follower.request, token, logprob, waited)
+        stream.append(follower.request, token, logprob, waited)
         self._has_news(self)
         return True
 

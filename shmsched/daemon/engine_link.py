@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from shmsched.daemon.batch_in_flight import BatchInFlight, BatchSummary
 from shmsched.daemon.batch_slot import BatchSlot
 from shmsched.daemon.linger import Linger
 from shmsched.daemon.loop import Timer
@@ -33,9 +32,6 @@ WARNING_SHARE = 0.5
 DONE, DEFERRED, FAILED = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.FAILED)
 
 
-_is_plain = attrgetter("wanted.plain")
-
-
 class EngineState(Enum):
     STARTING = "starting"
     READY = "ready"
@@ -43,30 +39,6 @@ class EngineState(Enum):
 
 
 READY = EngineState.READY
-
-
-@dataclass(slots=True)
-class BatchInFlight:
-    """The batch that an engine runs. ``number`` counts within this incarnation of the engine."""
-
-    number: int
-    steps: list[Step]
-    started: float
-    plain: bool
-    """Every step is."""
-    lengths: list[int]
-    """How many tokens each step has."""
-
-
-class BatchSummary(NamedTuple):
-    """What ``status`` tells of a batch that ended."""
-
-    number: int
-    decodes: int
-    prefill_chunks: int
-    tokens: int
-    seconds: float
-    ended: float
 
 
 class EngineLink:
@@ -202,12 +174,11 @@ class EngineLink:
         steps = self.queues.take()
         if not steps:
             return
-        plain = all(map(_is_plain, steps))
-        if not plain:
-            self._attach_arenas(steps)
         self.batches += 1
+        self.batch = batch = BatchInFlight(self.batches, steps, now)
+        if not batch.single:
+            self._attach_arenas(steps)
         daemon.settling.ledger.dispatch(steps)
-        self.batch = batch = BatchInFlight(self.batches, steps, now, plain, [])
         batch.lengths = self._slot.write(batch.number, steps)
         self.peer.send(frames.Work(batch.number, 0))
 
@@ -259,7 +230,7 @@ class EngineLink:
             return
         steps = batch.steps
         try:
-            statuses, ids, logprobs = self._slot.read(steps, batch.plain)
+            statuses, ids, logprobs = self._slot.read(steps, batch.single)
             failed = statuses.count(FAILED)
             if len(message.messages) != failed:
                 raise ValueError(f"{len(message.messages)} messages came for {failed} failed steps")
@@ -268,12 +239,8 @@ class EngineLink:
                 batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
             )
             return
-        all_plain = batch.plain and statuses.count(DONE) == len(steps)
-        if all_plain and daemon.settling.complete_plain(steps, batch.started, ids, logprobs):
-            self._finish(batch, (step.session.number for step in steps if not step.session.outstanding))
+        if batch.single and statuses.count(DONE) == len(steps) and self._all_done(batch, ids, logprobs, daemon):
             return
-        now = time.monotonic()
-        complete, complete_and_follow = daemon.settling.complete, daemon.settling.complete_and_follow
         messages = iter(message.messages)
         at = 0
         came: list[int] = []
@@ -281,11 +248,7 @@ class EngineLink:
         for step, status in zip(steps, statuses, strict=True):
             waited = batch.started - step.entered
             if status == DONE:
-                if step.generation is not None:
-                    settled = complete_and_follow(step, waited, ids[at], logprobs[at], now, daemon)
-                else:
-                    settled = complete(step, waited, ids, logprobs, at)
-                if settled:
+                if daemon.settling.complete(step, waited, ids, logprobs, at, daemon):
                     # One with more steps queued is back already.
                     if step.wanted.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
@@ -298,6 +261,18 @@ class EngineLink:
             at += step.wanted.n_results
         self._finish(batch, came)
         self._requeue(deferred, len(steps), daemon)
+
+    def _all_done(self, batch: BatchInFlight, ids: list[int], logprobs: list[float], daemon: Daemon) -> bool:
+        """Settle a batch of which each step has got its one token. False, and nothing happens, if one was settled before."""
+        steps, settling = batch.steps, daemon.settling
+        complete = settling.complete_plain if batch.plain else settling.complete_single
+        followers = complete(steps, batch.started, ids, logprobs, daemon)
+        if followers is None:
+            return False
+        if followers:
+            daemon.queue_all(self, followers, self.heard_at)
+        self._finish(batch, (step.session.number for step in steps if not step.session.outstanding))
+        return True
 
     def batch_failed(self, message: frames.BatchFailed, daemon: Daemon) -> None:
         """The engine raised: the batch's steps fail and its sessions are lost."""

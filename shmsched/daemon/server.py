@@ -111,6 +111,10 @@ class Daemon:
     def take_in(self, engine: EngineLink, steps: list[Step], now: float) -> None:
         """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
         self.settling.ledger.enter_all(steps)
+        self.queue_all(engine, steps, now)
+
+    def queue_all(self, engine: EngineLink, steps: list[Step], now: float) -> None:
+        """Entered steps of the engine's sessions may go into a batch from here on."""
         engine.queues.extend(steps)
         if engine.linger.minds:
             engine.linger.came_back([step.session.number for step in steps], now)
@@ -128,9 +132,7 @@ class Daemon:
         session = step.session
         engine = session.engine
         assert engine is not None
-        engine.queues.push(step)
-        engine.linger.came_back((session.number,), step.entered)
-        self.touched_engines.add(engine)
+        self.queue_all(engine, [step], step.entered)
 
     def _deadline_passed(self, step: Step) -> None:
         late = time.monotonic() - step.deadline
@@ -170,6 +172,8 @@ class Daemon:
                 self.deadlines.expire(now)
                 while engines:
                     self._dispatch(engines.pop(), now)
+                # The engines run while the clients are told.
+                self.connections.flush()
             while clients:
                 clients.pop().tell_completions()
             self.connections.flush()

@@ -79,8 +79,10 @@ class Wanted(NamedTuple):
     n_results: int
     """How many sampled tokens answer it; none where the client wants the logits themselves."""
     sampled: bool
+    single: bool
+    """One sampled token answers it."""
     plain: bool
-    """One sampled token answers it, and nothing follows by itself."""
+    """And nothing follows by itself."""
     deadline: float
     """When it must have been dispatched (``time.monotonic()``), or 0."""
     generation: Generation | None
@@ -120,17 +122,6 @@ class Step(QueuedStep):
         self.entered = entered
         """When it was queued (``time.monotonic()``)."""
         self.state = QUEUED
-
-    def follower(self, number: int, token: int, now: float) -> Step | None:
-        """The decode that follows now that this step gave ``token``, or None if its generation ends here."""
-        generation = self.generation
-        if generation is None or generation.further == 0 or token in generation.stop_tokens:
-            return None
-        generation.further -= 1
-        return Step(
-            number, self.session, 1, self.request, token.to_bytes(4, "little"), self.position + self.n_tokens, self.wanted,
-            now,
-        )  # fmt: skip
 
     @property
     def deadline(self) -> float:
