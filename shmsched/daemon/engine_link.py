@@ -239,7 +239,7 @@ class EngineLink:
                 batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
             )
             return
-        if batch.single and statuses.count(DONE) == len(steps) and self._all_done(batch, ids, logprobs, daemon):
+        if statuses.count(DONE) == len(steps) and self._all_done(batch, ids, logprobs, daemon):
             return
         messages = iter(message.messages)
         at = 0
@@ -263,15 +263,16 @@ class EngineLink:
         self._requeue(deferred, len(steps), daemon)
 
     def _all_done(self, batch: BatchInFlight, ids: list[int], logprobs: list[float], daemon: Daemon) -> bool:
-        """Settle a batch of which each step has got its one token. False, and nothing happens, if one was settled before."""
+        """Settle a batch of which each step was answered. False, and nothing happens, if one was settled before."""
         steps, settling = batch.steps, daemon.settling
-        complete = settling.complete_plain if batch.plain else settling.complete_single
+        complete = settling.complete_plain if batch.plain else settling.complete_any
         followers = complete(steps, batch.started, ids, logprobs, daemon)
         if followers is None:
             return False
         if followers:
             daemon.queue_all(self, followers, self.heard_at)
-        self._finish(batch, (step.session.number for step in steps if not step.session.outstanding))
+        came = (s.session.number for s in steps if s.wanted.n_rows and not s.session.outstanding)
+        self._finish(batch, came)
         return True
 
     def batch_failed(self, message: frames.BatchFailed, daemon: Daemon) -> None:

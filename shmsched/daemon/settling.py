@@ -48,21 +48,22 @@ class Settling:
             client.completed_plain(packed)
         return []
 
-    def complete_single(
+    def complete_any(
         self, steps: list[Step], started: float, ids: list[int], logprobs: list[float], daemon: Daemon
     ) -> list[Step] | None:
-        """The same for a batch whose steps are single: some may be of generations. Returns what follows, to be queued."""
+        """The same for a batch of any steps. Returns those that follow the steps of generations, to be queued."""
         if not self.ledger.complete_all(steps):
             return None
         followers: list[Step] = []
-        now = time.monotonic()
-        for at, step in enumerate(steps):
-            session, waited = step.session, started - step.entered
+        now, at = time.monotonic(), 0
+        for step in steps:
+            session, wanted, waited = step.session, step.wanted, started - step.entered
             del session.outstanding[step.number]
-            if step.wanted.plain:
+            if wanted.generation is None:
                 session.client.completed(step, waited, ids, logprobs, at)
             elif (follower := self._go_on(step, waited, ids[at], logprobs[at], now, daemon)) is not None:
                 followers.append(follower)
+            at += wanted.n_results
         return followers
 
     def complete(
