@@ -293,7 +293,8 @@ class ClientLink:
         if stream.written - self._stream_read >= stream.capacity:
             self._unstreamed[follower] = (token, logprob, waited)
             return False
-        stream.append(follower.request, token, logprob, waited)
+        stream.waiting.append(STREAMED.pack(follower.request, token, logprob, waited))
+        stream.written += 1
         self._has_news(self)
         return True
 

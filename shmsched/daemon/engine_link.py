@@ -246,13 +246,15 @@ class EngineLink:
         came: list[int] = []
         deferred: list[Step] = []
         for step, status in zip(steps, statuses, strict=True):
-            waited = batch.started - step.entered
             if status == DONE:
-                if daemon.settling.complete(step, waited, ids, logprobs, at, daemon):
+                followers = daemon.settling.complete_any([step], batch.started, ids, logprobs, daemon, at)
+                if followers is not None:
+                    daemon.queue_all(self, followers, self.heard_at)
                     # One with more steps queued is back already.
                     if step.wanted.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
                 else:
+                    daemon.settling.ledger.ignore()
                     step.session.client.return_rows(step)
             elif status == DEFERRED:
                 deferred.append(step)

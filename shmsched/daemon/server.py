@@ -115,17 +115,12 @@ class Daemon:
 
     def queue_all(self, engine: EngineLink, steps: list[Step], now: float) -> None:
         """Entered steps of the engine's sessions may go into a batch from here on."""
+        if not steps:
+            return
         engine.queues.extend(steps)
         if engine.linger.minds:
             engine.linger.came_back([step.session.number for step in steps], now)
         self.touched_engines.add(engine)
-
-    def enter(self, step: Step) -> None:
-        """The step counts as submitted, and as queued, from here on."""
-        step.session.outstanding[step.number] = step
-        self.settling.ledger.enter(step)
-        if step.deadline:
-            self.deadlines.add(step)
 
     def queue(self, step: Step) -> None:
         """An entered step may go into a batch from here on."""

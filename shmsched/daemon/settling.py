@@ -49,52 +49,38 @@ class Settling:
         return []
 
     def complete_any(
-        self, steps: list[Step], started: float, ids: list[int], logprobs: list[float], daemon: Daemon
+        self, steps: list[Step], started: float, ids: list[int], logprobs: list[float], daemon: Daemon, at: int = 0
     ) -> list[Step] | None:
-        """The same for a batch of any steps. Returns those that follow the steps of generations, to be queued."""
+        """The same for any steps, whose answers are ``ids`` and ``logprobs`` from ``at`` on. Returns the decodes that follow the
+        steps of generations, to be queued."""
         if not self.ledger.complete_all(steps):
             return None
         followers: list[Step] = []
-        now, at = time.monotonic(), 0
+        now, numbers = time.monotonic(), daemon.numbers
         for step in steps:
             session, wanted, waited = step.session, step.wanted, started - step.entered
-            del session.outstanding[step.number]
-            if wanted.generation is None:
-                session.client.completed(step, waited, ids, logprobs, at)
-            elif (follower := self._go_on(step, waited, ids[at], logprobs[at], now, daemon)) is not None:
-                followers.append(follower)
+            client, outstanding, generation = session.client, session.outstanding, wanted.generation
+            del outstanding[step.number]
+            if (
+                generation is None
+                or not generation.further
+                or (token := ids[at]) in generation.stop_tokens
+                or client.closed
+            ):
+                client.completed(step, waited, ids, logprobs, at)
+            else:
+                generation.further -= 1
+                number, position = next(numbers), step.position + step.n_tokens
+                follower = Step(number, session, 1, step.request, token.to_bytes(4, "little"), position, wanted, now)
+                outstanding[number] = follower
+                session.next_position = position + 1
+                self.ledger.enter_all((follower,))
+                if wanted.deadline:
+                    daemon.deadlines.add(follower)
+                if client.stream(follower, token, logprobs[at], waited):
+                    followers.append(follower)
             at += wanted.n_results
         return followers
-
-    def complete(
-        self, step: Step, waited: float, ids: list[int], logprobs: list[float], at: int, daemon: Daemon
-    ) -> bool:
-        """The engine answered, with ``ids`` and ``logprobs`` from ``at`` on. False if the step was settled before: its
-        answer goes nowhere."""
-        if not self.ledger.complete(step):
-            return False
-        del step.session.outstanding[step.number]
-        if step.generation is None:
-            step.session.client.completed(step, waited, ids, logprobs, at)
-        elif follower := self._go_on(step, waited, ids[at], logprobs[at], time.monotonic(), daemon):
-            daemon.queue(follower)
-        return True
-
-    def _go_on(self, step: Step, waited: float, token: int, logprob: float, now: float, daemon: Daemon) -> Step | None:
-        """A step of a generation gave ``token``. Returns the decode that follows, entered, if one does and may be queued now."""
-        session, generation = step.session, step.wanted.generation
-        client = session.client
-        if generation is None or not generation.further or token in generation.stop_tokens or client.closed:
-            client.completed(step, waited, [token], [logprob], 0)
-            return None
-        generation.further -= 1
-        position = step.position + step.n_tokens
-        follower = Step(
-            daemon.next_number(), session, 1, step.request, token.to_bytes(4, "little"), position, step.wanted, now
-        )
-        session.next_position = position + 1
-        daemon.enter(follower)
-        return follower if client.stream(follower, token, logprob, waited) else None
 
     def fail_from(self, session: Session, first: int, position: int, code: ErrorCode, message: str) -> int:
         """Settle every outstanding step of the session from step number ``first`` on. Returns how many.

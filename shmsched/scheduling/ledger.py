@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -68,7 +69,7 @@ class Ledger:
         self.submitted += 1
         self.queued += 1
 
-    def enter_all(self, steps: list[T]) -> None:
+    def enter_all(self, steps: Sequence[T]) -> None:
         """New steps, made as queued ones."""
         self.submitted += len(steps)
         self.queued += len(steps)
