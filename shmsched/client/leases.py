@@ -59,7 +59,7 @@ class ClientArena:
         """The answer in these rows. They come back when the block and every array made from it are gone."""
         self._leased += 1
         exporter = _Lease(self._bytes, self._address + offset, (rows, vocab_size), offset, self._ended)
-        return LogitsBlock(np.asarray(exporter), exporter.end)
+        return LogitsBlock.over(np.asarray(exporter), exporter.end)
 
     def _collect(self) -> None:
         while self._ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ TOKEN, TOKENS, LOGITS = int(RecordKind.TOKEN), int(RecordKind.TOKENS), int(Recor
 OPEN = SessionState.OPEN
 _n_results = attrgetter("wanted.n_results")
 MOST_KNOWN = 1024
-"""Kinds of decodes that are remembered of a client. One that gives each session a seed has as many as sessions."""
+"""Kinds of decodes that are remembered of a client, for a size of vocabulary. One that gives each session a seed has as many as
+sessions."""
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
 
@@ -69,8 +71,9 @@ class ClientLink:
         self._records = RecordRing(view[layout.records_offset :][: RECORD.size * layout.records], RECORD)
         self._results = RecordRing(view[layout.results_offset :][: RESULT.size * layout.results], RESULT)
         self._last_request = 0
-        self._known: dict[bytes, Wanted] = {}
-        """What plain steps of its wanted, by how its frames say it."""
+        self._known: defaultdict[int, dict[bytes, Wanted]] = defaultdict(dict)
+        """What steps of its wanted that had one row, by the size of the vocabulary and by how its frames say it. Rows of logits
+        come back to the same few places."""
         self._stream = RecordRing(view[layout.stream_offset :][: STREAMED.size * layout.stream], STREAMED)
         self._stream_read = 0
         self._unstreamed: dict[Step, tuple[int, float, float]] = {}
@@ -112,7 +115,8 @@ class ClientLink:
         Most steps are the next decode of an open session, and want what an earlier one wanted, which was checked then: these
         take 1.3 us each. Every other one takes the full checks, and 6 us.
         """
-        sessions, known, numbers, last = self.sessions, self._known, daemon.numbers, self._last_request
+        sessions, numbers, last = self.sessions, daemon.numbers, self._last_request
+        known: dict[bytes, Wanted] = {}
         highest, available = _highest(tokens), len(tokens)
         engine: EngineLink | None = None
         steps: list[Step] = []
@@ -131,10 +135,11 @@ class ClientLink:
             if session is not None:
                 if session.engine is not engine:
                     engine = session.engine
-                    steps = [] if engine is None else admitted.setdefault(engine, [])
-                    room = (
-                        0 if engine is None or highest >= engine.offer.vocab_size else engine.offer.max_session_tokens
-                    )
+                    room = 0
+                    if engine is not None:
+                        steps = admitted.setdefault(engine, [])
+                        known = self._known[engine.offer.vocab_size]
+                        room = engine.offer.max_session_tokens if highest < engine.offer.vocab_size else 0
                 if (
                     n_tokens == 1
                     and position == session.next_position
@@ -162,17 +167,13 @@ class ClientLink:
                 steps.append(step)
                 if step.deadline:
                     daemon.deadlines.add(step)
-                elif step.wanted.plain:
-                    self._remember(wanted, step.wanted)
+                elif step.wanted.n_rows == 1 and step.wanted.generation is None:
+                    if len(known) >= MOST_KNOWN:
+                        known.clear()
+                    known[wanted] = step.wanted
             at = end
         self._last_request = last
         return at // 4, stops
-
-    def _remember(self, packed: bytes, wanted: Wanted) -> None:
-        """Nothing of what this step wanted has to be looked at again."""
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[packed] = wanted
 
     def consumed(self, message: frames.Consumed, daemon: Daemon) -> None:
         """The client has read: generations that waited for room go on."""
