@@ -188,6 +188,26 @@ def test_a_step_that_cannot_be_is_rejected_and_the_client_goes_on(liar: Heard, w
     liar.wait_for(lambda: liar.cursors[0] == 1, "the next step to complete")
 
 
+def test_rows_that_lie_in_the_arena_for_one_model_are_looked_at_anew_for_another() -> None:
+    """What a step wants is remembered once it was checked; a row of the larger model would reach beyond the arena."""
+    with shmsched.launch("echo?vocab=100", "echo?model=large&vocab=1000") as cluster:
+        client = Heard(cluster)
+        client.say(frames.OpenSession(2, 0, "large", b""))
+        client.wait_for(lambda: 2 in client.positions, "a session of the other model")
+        client.say(frames.OpenArena(4096))
+        client.wait_for(lambda: client.of(frames.Arena), "the arena")
+        rows: dict[str, Any] = {"flags": 0, "rows_offset": 3584}
+        for i in range(3):
+            client.submit(i + 1, (i, 0, 0), request=i + 1, position=i, **rows)
+            client.wait_for(lambda n=i: client.cursors[0] == n + 1, "the logits")  # type: ignore[misc]
+        client.submit(4, (3, 0, 0), request=4, session=2, **rows)
+        client.wait_for(lambda: client.of(frames.Failed), "its refusal")
+        (failed,) = client.of(frames.Failed)
+        assert failed.code == ErrorCode.INVALID_REQUEST
+        assert "do not lie in the arena of 4096 bytes" in failed.message
+        client.close()
+
+
 def test_too_many_stop_tokens_are_rejected(liar: Heard) -> None:
     liar.submit(further=1, n_stop_tokens=17, stops=tuple(range(17)))
     liar.wait_for(lambda: liar.of(frames.Failed), "an answer")
