@@ -167,7 +167,7 @@ class ClientLink:
                 steps.append(step)
                 if step.deadline:
                     daemon.deadlines.add(step)
-                elif step.wanted.n_rows == 1 and step.wanted.generation is None:
+                elif step.wanted.n_rows == 1 and step.wanted.generation is None and not d.n_stop_tokens:
                     if len(known) >= MOST_KNOWN:
                         known.clear()
                     known[wanted] = step.wanted

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from shmsched.wire.codec import F64, U8, U16, U32, U64, Blob, Text, frame
 
 MAGIC = int.from_bytes(b"shmsched", "little")
-MAJOR = 1
-"""Peers of another major version are refused in words."""
+MAJOR = 2
+"""Peers of another major version are refused in words. The layout of shared memory belongs to it."""
 MINOR = 0
 """A newer minor version may append to a frame; older peers ignore what they do not know."""
 

@@ -208,6 +208,12 @@ def test_rows_that_lie_in_the_arena_for_one_model_are_looked_at_anew_for_another
         client.close()
 
 
+def test_stop_tokens_of_a_step_that_nothing_follows_are_read_past_each_time(liar: Heard) -> None:
+    for i in range(3):
+        liar.submit(i + 1, (i, 0, 0), (7,), request=i + 1, position=i, n_stop_tokens=1)
+        liar.wait_for(lambda n=i: liar.cursors[0] == n + 1, "the answer")  # type: ignore[misc]
+
+
 def test_too_many_stop_tokens_are_rejected(liar: Heard) -> None:
     liar.submit(further=1, n_stop_tokens=17, stops=tuple(range(17)))
     liar.wait_for(lambda: liar.of(frames.Failed), "an answer")
