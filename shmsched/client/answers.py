@@ -18,11 +18,12 @@ Answered = tuple[Submission, int, float, Response | None]
 def settle(settled: list[Answered]) -> None:
     """Settle submissions with their response or, where there is none yet, one that has the one token."""
     # The arrays of all are made at once, and shared out: 0.2 us a step, not 0.8.
-    tokens = np.array([token for _, token, _, _ in settled], np.int64).reshape(-1, 1)
-    logprobs = np.array([logprob for _, _, logprob, _ in settled], np.float32).reshape(-1, 1)
+    submissions, tokens, logprobs, responses = zip(*settled, strict=True)
+    each_tokens = np.array(tokens, np.int64).reshape(-1, 1)
+    each_logprobs = np.array(logprobs, np.float32).reshape(-1, 1)
     now = time.monotonic()
     futures: list[tuple[LightFuture[Response], Response]] = []
-    for (submission, _, _, response), ids, logs in zip(settled, tokens, logprobs, strict=True):
+    for submission, response, ids, logs in zip(submissions, responses, each_tokens, each_logprobs, strict=True):
         reply = submission.reply
         if not reply.withdrawn:
             reply.arrived = now

@@ -13,7 +13,7 @@ import numpy as np
 
 from shmsched.client.answers import Answered, response_of, settle
 from shmsched.client.leases import ClientArena
-from shmsched.client.outbox import Outbox
+from shmsched.client.outbox import MOST_TOGETHER, Outbox
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import NO_ROWS, Submission
@@ -106,19 +106,21 @@ class Channel:
                 self._pending.update(dict.fromkeys(range(first, last + 1), submission))
             self._ids.add(request_id)
             session.goes_on(first, start, submission.tokens)
-            outbox.add(packed)
+            outbox.tokens += submission.n_tokens
+            outbox.waiting.append(packed)
         finally:
             # An interrupt comes between calls, and there is none among the following lines: who is in the outbox is counted.
             if outbox.waiting and outbox.waiting[-1] is packed:
                 self._next_request = last + 1
                 self._outstanding_results += submission.n_results
                 session._position = end
-                session._stream = stream or session._stream
                 session.unfed = None
+                if stream is not None:
+                    session._stream = stream
                 session._fell_back = False
             else:
                 self._forget(submission)
-        if not later or outbox.full:
+        if not later or len(outbox.waiting) >= MOST_TOGETHER:
             outbox.send_steps()
 
     def _forget(self, submission: Submission) -> None:
@@ -168,7 +170,8 @@ class Channel:
             raise InvalidRequest(
                 f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {session.most_tokens}"
             )
-        room = self.outbox.room
+        outbox, ring = self.outbox, self.outbox.ring
+        room = ring.capacity - (ring.written - ring.read) - outbox.tokens
         if (
             n <= room
             and n <= self._most_tokens

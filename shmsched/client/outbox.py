@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from shmsched.memory.ring import RecordReader, TokenWriter
@@ -23,29 +24,14 @@ class Outbox:
         """``records``, ``results``, ``stream``: each frame says how far they were read."""
         self.ring = ring
         self.waiting: list[Packed] = []
-        """Each submission that waits."""
-        self._tokens = 0
+        """Each submission that waits: they are sent with what follows, or by the next ``send_steps``."""
+        self.tokens = 0
+        """How many tokens those have. To be raised before one of them is there: where an interrupt comes between the two, there is
+        room for less until they are sent, and not for more."""
         self._link = link
         self._records = records
         self._results = results
         self._stream = stream
-
-    @property
-    def room(self) -> int:
-        """How many tokens the ring takes beside those that wait."""
-        ring = self.ring
-        return ring.capacity - (ring.written - ring.read) - self._tokens
-
-    def add(self, packed: Packed) -> None:
-        """Have these steps sent with what follows, or by the next ``send_steps``. The caller has seen that there is room."""
-        # Counted first: where an interrupt comes between the two, there is room for less until they are sent, and not for more.
-        self._tokens += len(packed[1]) // 4
-        self.waiting.append(packed)
-
-    @property
-    def full(self) -> bool:
-        """Whether a frame should hold no more."""
-        return len(self.waiting) >= MOST_TOGETHER
 
     def send_steps(self) -> None:
         """Send what waits. Raises SchedulerDied if the connection is gone."""
@@ -55,8 +41,9 @@ class Outbox:
         if len(waiting) == 1:
             steps, tokens, stops = waiting[0]
         else:
-            steps, tokens = b"".join([s for s, _, _ in waiting]), b"".join([t for _, t, _ in waiting])
-            stops = tuple([token for _, _, stops in waiting for token in stops])
+            described, laid, stopping = zip(*waiting, strict=True)
+            steps, tokens = b"".join(described), b"".join(laid)
+            stops = tuple(chain.from_iterable(stopping))
         written = self.ring.put(tokens)
         frame = pack_submit(written, self._records.read, self._results.read, self._stream.read, steps, stops)
         sent = self._link.frames_sent
@@ -68,7 +55,7 @@ class Outbox:
             if self._link.frames_sent != sent:
                 self.ring.written = written
                 self.waiting = []
-                self._tokens = 0
+                self.tokens = 0
 
     def send(self, message: Any) -> None:
         """Send another frame, behind the steps that were submitted before it. Raises SchedulerDied."""

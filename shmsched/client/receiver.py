@@ -173,7 +173,7 @@ class Receiver(threading.Thread):
     def expects_more(self) -> bool:
         """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
         are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
-        if self._answers > 1 and self.flushes_soon():
+        if self._answers > 1 and self._aside and not (self._reading and self._parked_for_long):
             self._answers -= 1
             return True
         return False

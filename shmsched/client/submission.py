@@ -111,21 +111,21 @@ class Submission:
         session, sampling = self.session, self.sampling
         packed, flags = (UNSAMPLED, 0) if sampling is None else (session.packed(sampling), SAMPLED)
         rows_offset = self.rows_offset if self.raw_rows else 0
-        before, at, n = b"", self.start, self.n_tokens
-        if self.n_steps > 1:
-            size = session.chunk_size
-            steps = [
-                STEP_DESCRIPTOR.pack(
-                    request, session.session_id, size, self.position_of(request), OutputRows.NONE, flags | MORE,
-                    packed, rows_offset, 0, 0, self.deadline,
-                )
-                for request in range(self.first_request, self.last_request)
-            ]  # fmt: skip
-            before, at, n = b"".join(steps), at + len(steps) * size, n - len(steps) * size
-        return before + STEP_DESCRIPTOR.pack(
-            self.last_request, session.session_id, n, at, self.output_rows, flags, packed, rows_offset,
+        before, last = (self.n_steps - 1) * session.chunk_size, self.last_request
+        described = STEP_DESCRIPTOR.pack(
+            last, session.session_id, self.n_tokens - before, self.start + before, self.output_rows, flags, packed, rows_offset,
             self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
+        if not before:
+            return described
+        steps = [
+            STEP_DESCRIPTOR.pack(
+                request, session.session_id, session.chunk_size, self.position_of(request), OutputRows.NONE, flags | MORE,
+                packed, rows_offset, 0, 0, self.deadline,
+            )
+            for request in range(self.first_request, last)
+        ]  # fmt: skip
+        return b"".join([*steps, described])
 
 
 def _output_rows(value: object) -> OutputRows:
