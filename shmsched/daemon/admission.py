@@ -87,9 +87,8 @@ def admit(
         raise _invalid(f"a deadline of {d.deadline}")
     session.next_position = end
     entry = WANTED.pack(output_rows, sampled, d.sampling, session.client.number, 0 if sampled else d.rows_offset)
-    single = sampled and n_rows == 1
-    plain = single and generation is None
-    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, single, plain, d.deadline, generation)
+    plain = sampled and n_rows == 1 and generation is None
+    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, plain, d.deadline, generation)
     return Step(number, session, n_tokens, d.request, tokens, position, wanted, now)
 
 

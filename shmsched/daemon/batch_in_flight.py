@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from shmsched.daemon.state import Step
 
-_is_plain, _is_single = attrgetter("wanted.plain"), attrgetter("wanted.single")
+_is_plain = attrgetter("wanted.plain")
 
 
 class BatchInFlight:
     """``number`` counts within this incarnation of the engine."""
 
-    __slots__ = ("lengths", "number", "plain", "single", "started", "steps")
+    __slots__ = ("lengths", "number", "plain", "started", "steps")
 
     def __init__(self, number: int, steps: list[Step], started: float) -> None:
         self.number = number
@@ -21,7 +21,6 @@ class BatchInFlight:
         self.started = started
         self.plain = all(map(_is_plain, steps))
         """Every step is."""
-        self.single = self.plain or all(map(_is_single, steps))
         self.lengths: list[int] = []
         """How many tokens each step has."""
 

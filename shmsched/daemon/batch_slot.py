@@ -49,15 +49,15 @@ class BatchSlot:
     def _put(self, at: int, data: bytes) -> None:
         self._buffer[at : at + len(data)] = data
 
-    def read(self, steps: list[Step], single: bool) -> tuple[bytes, list[int], list[float]]:
+    def read(self, steps: list[Step], plain: bool) -> tuple[bytes, list[int], list[float]]:
         """What the engine's host wrote: a status for each step, and the sampled tokens of all steps, in step order, with
         their log-probabilities. Validated: every status is one, every token is in the vocabulary. Raises ValueError.
 
-        ``single``: every step is.
+        ``plain``: every step is.
         """
         at, n_steps = self._statuses_offset, len(steps)
         statuses = self._buffer[at : at + n_steps].tobytes()
-        n = n_steps if single else sum([step.wanted.n_results for step in steps])
+        n = n_steps if plain else sum([step.wanted.n_results for step in steps])
         ids = self._ids[:n].tolist()
         if statuses.count(DONE) < n_steps:
             wrong = set(statuses) - _STATUSES

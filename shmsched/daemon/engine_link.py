@@ -176,7 +176,7 @@ class EngineLink:
             return
         self.batches += 1
         self.batch = batch = BatchInFlight(self.batches, steps, now)
-        if not batch.single:
+        if not batch.plain:
             self._attach_arenas(steps)
         daemon.settling.ledger.dispatch(steps)
         batch.lengths = self._slot.write(batch.number, steps)
@@ -230,7 +230,7 @@ class EngineLink:
             return
         steps = batch.steps
         try:
-            statuses, ids, logprobs = self._slot.read(steps, batch.single)
+            statuses, ids, logprobs = self._slot.read(steps, batch.plain)
             failed = statuses.count(FAILED)
             if len(message.messages) != failed:
                 raise ValueError(f"{len(message.messages)} messages came for {failed} failed steps")
@@ -247,7 +247,7 @@ class EngineLink:
         deferred: list[Step] = []
         for step, status in zip(steps, statuses, strict=True):
             if status == DONE:
-                followers = daemon.settling.complete_any([step], batch.started, ids, logprobs, daemon, at)
+                followers = daemon.settling.complete([step], batch.started, ids, logprobs, daemon, at)
                 if followers is not None:
                     daemon.queue_all(self, followers, self.heard_at)
                     # One with more steps queued is back already.
@@ -267,11 +267,13 @@ class EngineLink:
     def _all_done(self, batch: BatchInFlight, ids: list[int], logprobs: list[float], daemon: Daemon) -> bool:
         """Settle a batch of which each step was answered. False, and nothing happens, if one was settled before."""
         steps, settling = batch.steps, daemon.settling
-        complete = settling.complete_plain if batch.plain else settling.complete_any
-        followers = complete(steps, batch.started, ids, logprobs, daemon)
-        if followers is None:
-            return False
-        if followers:
+        if batch.plain:
+            if not settling.complete_plain(steps, batch.started, ids, logprobs):
+                return False
+        else:
+            followers = settling.complete(steps, batch.started, ids, logprobs, daemon)
+            if followers is None:
+                return False
             daemon.queue_all(self, followers, self.heard_at)
         came = (s.session.number for s in steps if s.wanted.n_rows and not s.session.outstanding)
         self._finish(batch, came)

@@ -25,15 +25,10 @@ class Settling:
     def __init__(self) -> None:
         self.ledger = Ledger()
 
-    def complete_plain(
-        self, steps: list[Step], started: float, ids: list[int], logprobs: list[float], daemon: Daemon
-    ) -> list[Step] | None:
-        """``complete`` for a batch of plain steps that began at ``started``: 1.2 us a step instead of 3.5.
-
-        Returns what follows: nothing. None, and nothing is settled, if one of them was settled before.
-        """
+    def complete_plain(self, steps: list[Step], started: float, ids: list[int], logprobs: list[float]) -> bool:
+        """``complete`` for plain steps: 1.2 us each instead of 3.5. Nothing follows them; False where that gives None."""
         if not self.ledger.complete_all(steps):
-            return None
+            return False
         pack = RECORD.pack
         records: dict[ClientLink, list[bytes]] = {}
         client: ClientLink | None = None
@@ -46,13 +41,16 @@ class Settling:
             add(pack(step.request, 1, TOKEN, started - step.entered, token, logprob))
         for client, packed in records.items():
             client.completed_plain(packed)
-        return []
+        return True
 
-    def complete_any(
+    def complete(
         self, steps: list[Step], started: float, ids: list[int], logprobs: list[float], daemon: Daemon, at: int = 0
     ) -> list[Step] | None:
-        """The same for any steps, whose answers are ``ids`` and ``logprobs`` from ``at`` on. Returns the decodes that follow the
-        steps of generations, to be queued."""
+        """An engine has answered these steps of a batch that began at ``started``, with ``ids`` and ``logprobs`` from ``at`` on.
+
+        Returns the decodes that follow the steps of generations, entered, to be queued. None, and nothing is settled, if one of the
+        steps was settled before: its answer goes nowhere.
+        """
         if not self.ledger.complete_all(steps):
             return None
         followers: list[Step] = []

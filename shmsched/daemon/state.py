@@ -79,10 +79,8 @@ class Wanted(NamedTuple):
     n_results: int
     """How many sampled tokens answer it; none where the client wants the logits themselves."""
     sampled: bool
-    single: bool
-    """One sampled token answers it."""
     plain: bool
-    """And nothing follows by itself."""
+    """One sampled token answers it, and nothing follows by itself."""
     deadline: float
     """When it must have been dispatched (``time.monotonic()``), or 0."""
     generation: Generation | None

@@ -27,8 +27,7 @@ def step_of(slot: int, n_tokens: int, position: int, rows: int, sampled: bool, r
     session: Any = SimpleNamespace(slot=slot)
     n_rows = n_tokens if rows == 2 else rows
     entry = WANTED.pack(rows, sampled, b"s" * 20, 7, rows_offset)
-    single = sampled and n_rows == 1
-    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, single, single, 0.0, None)
+    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, sampled and n_rows == 1, 0.0, None)
     tokens = np.arange(n_tokens, dtype="<i4").tobytes()
     return Step(1, session, n_tokens, 1, tokens, position, wanted, 0.0)
 

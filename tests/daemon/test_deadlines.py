@@ -20,7 +20,7 @@ FAR = 3600.0
 
 def step(number: int, deadline: float) -> Step:
     nowhere: Any = None
-    return Step(number, nowhere, 1, number, b"", 0, Wanted(b"", 1, 1, True, True, True, deadline, None), 0.0)
+    return Step(number, nowhere, 1, number, b"", 0, Wanted(b"", 1, 1, True, True, deadline, None), 0.0)
 
 
 @pytest.fixture

