@@ -3,21 +3,6 @@
 import os as _os
 from typing import TYPE_CHECKING
 
-from shmsched import client as _client
-from shmsched.client import (
-    Client,
-    Cluster,
-    Control,
-    EngineDraft,
-    FinishReason,
-    Generation,
-    Model,
-    PromptLookup,
-    Session,
-    StepFuture,
-    launch,
-)
-from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.errors import (
     ClientClosed,
     DaemonRunning,
@@ -47,8 +32,28 @@ from shmsched.errors import (
     Unsupported,
     UsedAfterFork,
 )
-from shmsched.scheduling import Batch, Scheduler, SchedulerParams
-from shmsched.steps import LogitsBlock, OutputRows, Request, RequestParams, Response, SamplingParams
+from shmsched.lazy_names import names_from as _names_from
+
+if TYPE_CHECKING:
+    from shmsched.client import (
+        AsyncClient,
+        AsyncGeneration,
+        AsyncSession,
+        Client,
+        Cluster,
+        Control,
+        EngineDraft,
+        FinishReason,
+        Generation,
+        Model,
+        PromptLookup,
+        Session,
+        StepFuture,
+        launch,
+    )
+    from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+    from shmsched.scheduling import Batch, Scheduler, SchedulerParams
+    from shmsched.steps import LogitsBlock, OutputRows, Request, RequestParams, Response, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -109,15 +114,30 @@ __all__ = [
     "launch",
 ]
 
-if TYPE_CHECKING:
-    from shmsched.client import AsyncClient, AsyncGeneration, AsyncSession
-
-
-def __getattr__(name: str) -> object:
-    if name in ("AsyncClient", "AsyncGeneration", "AsyncSession"):
-        return getattr(_client, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__ = _names_from(
+    __name__,
+    {
+        "shmsched.client": (
+            "AsyncClient",
+            "AsyncGeneration",
+            "AsyncSession",
+            "Client",
+            "Cluster",
+            "Control",
+            "EngineDraft",
+            "FinishReason",
+            "Generation",
+            "Model",
+            "PromptLookup",
+            "Session",
+            "StepFuture",
+            "launch",
+        ),
+        "shmsched.engine": ("BatchView", "Engine", "EngineInfo", "Limits"),
+        "shmsched.scheduling": ("Batch", "Scheduler", "SchedulerParams"),
+        "shmsched.steps": ("LogitsBlock", "OutputRows", "Request", "RequestParams", "Response", "SamplingParams"),
+    },
+)
 
 if "SHMSCHED_DIE_AT" in _os.environ:
     # Tests only: this process is to die at a certain point.

@@ -18,7 +18,7 @@ LINKS = {"workers", "tools"}
 
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
-    {"errors", "saying"},
+    {"errors", "lazy_names", "saying"},
     {"steps", "futures"},
     {"scheduling"},
     {"memory"},
@@ -191,3 +191,41 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.split() == [str(tmp_path / "site" / "shmsched" / "__init__.py"), "1"], done.stderr
+
+
+# --- names that are imported when they are used ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["shmsched", "shmsched.client", "shmsched.engine", "shmsched.scheduling"])
+def test_every_name_of_a_package_is_there_whatever_was_imported_before(package: str) -> None:
+    """Each in front of all others once: a module of the same name would take its place."""
+    code = f"""
+import importlib, sys, types
+names = importlib.import_module({package!r}).__all__
+for first in names:
+    for module in [m for m in sys.modules if m.partition(".")[0] == "shmsched"]:
+        del sys.modules[module]
+    package = importlib.import_module({package!r})
+    for name in [first, *names]:
+        assert not isinstance(getattr(package, name), types.ModuleType), (first, name)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_that_is_none_is_none() -> None:
+    import shmsched
+
+    with pytest.raises(AttributeError, match="module 'shmsched' has no attribute 'Sheduler'"):
+        shmsched.Sheduler  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("process", "other"),
+    [("daemon", "client"), ("daemon", "engine.host"), ("engine", "client"), ("engine", "daemon")],
+)
+def test_a_process_imports_nothing_of_the_others(process: str, other: str) -> None:
+    """It would start a third of a second later."""
+    code = f"import sys, shmsched.{process}.__main__; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert f"shmsched.{process}.__main__" in modules
+    assert [m for m in modules if m == f"shmsched.{other}" or m.startswith(f"shmsched.{other}.")] == []

@@ -1,20 +1,20 @@
 """The client library."""
 
-import importlib
 from typing import TYPE_CHECKING
 
-from shmsched.client.client import Client
-from shmsched.client.control import Control
-from shmsched.client.futures import StepFuture
-from shmsched.client.generation import EngineDraft, FinishReason, Generation, PromptLookup
-from shmsched.client.launch import Cluster, launch
-from shmsched.client.models import Model, Tokenizer
-from shmsched.client.session import Session
+from shmsched.lazy_names import names_from
 
 if TYPE_CHECKING:
     from shmsched.client.async_client import AsyncClient
     from shmsched.client.async_session import AsyncSession
+    from shmsched.client.client import Client
+    from shmsched.client.cluster import Cluster, launch
+    from shmsched.client.control import Control
+    from shmsched.client.futures import StepFuture
+    from shmsched.client.generation import EngineDraft, FinishReason, Generation, PromptLookup
     from shmsched.client.generation.async_generation import AsyncGeneration
+    from shmsched.client.models import Model, Tokenizer
+    from shmsched.client.session import Session
 
 __all__ = [
     "AsyncClient",
@@ -34,15 +34,18 @@ __all__ = [
     "launch",
 ]
 
-_ASYNC = {
-    "AsyncClient": "shmsched.client.async_client",
-    "AsyncGeneration": "shmsched.client.generation.async_generation",
-    "AsyncSession": "shmsched.client.async_session",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Imported when asked for: asyncio takes 20 ms, which daemons, engines and synchronous clients need not wait for."""
-    if name not in _ASYNC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_ASYNC[name]), name)
+__getattr__ = names_from(
+    __name__,
+    {
+        "shmsched.client.async_client": ("AsyncClient",),
+        "shmsched.client.async_session": ("AsyncSession",),
+        "shmsched.client.client": ("Client",),
+        "shmsched.client.control": ("Control",),
+        "shmsched.client.futures": ("StepFuture",),
+        "shmsched.client.generation": ("EngineDraft", "FinishReason", "Generation", "PromptLookup"),
+        "shmsched.client.generation.async_generation": ("AsyncGeneration",),
+        "shmsched.client.cluster": ("Cluster", "launch"),
+        "shmsched.client.models": ("Model", "Tokenizer"),
+        "shmsched.client.session": ("Session",),
+    },
+)
