@@ -203,6 +203,14 @@ def test_growth_is_seen_behind_a_warm_up() -> None:
     assert (warm.is_flat, warm.growth, warm.peak) == (True, 0.0, 20.0)
     spiky = series([10.0, 10.0, 90.0, 10.0, 10.0] * 12)
     assert spiky.is_flat
+    # Clients that come and go, each with memory of its own, some more of them towards the end.
+    busy = series([7.0, 23.0, 7.0, 7.0] * 10 + [39.0, 23.0, 7.0, 39.0] * 5)
+    assert (busy.is_flat, busy.growth) == (True, 0.0)
+    # A moment without any is no sign that all is well, and none that it is not.
+    lull = series([23.0] * 30 + [7.0] + [23.0] * 29)
+    assert lull.is_flat
+    leaking = series([7.0 + 16.0 * (i % 3) + 0.2 * i for i in range(60)])
+    assert leaking.is_flat is False
     growing = series([0.2 * i for i in range(60)])
     assert growing.is_flat is False
     assert growing.slope == pytest.approx(12.0)

@@ -21,7 +21,7 @@ class Series:
 
     unit: str
     bound: float
-    """How much the mean of the last third may lie above that of the middle third."""
+    """How much it may grow."""
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
@@ -39,12 +39,13 @@ class Series:
 
     @property
     def growth(self) -> float | None:
-        """From the mean of the middle third to that of the last. The first third is warm-up. None: too few samples."""
+        """From the middle third to the last, by their means or by the least in them, whichever grows less: what comes and goes with
+        clients may move either, what is leaked is held at every moment. The first third is warm-up. None: too few samples."""
         n = len(self.values)
         if n < LEAST_SAMPLES:
             return None
         middle, last = self.values[n // 3 : 2 * n // 3], self.values[2 * n // 3 :]
-        return float(np.mean(last) - np.mean(middle))
+        return min(float(np.mean(last) - np.mean(middle)), min(last) - min(middle))
 
     @property
     def slope(self) -> float | None:

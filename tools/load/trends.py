@@ -68,7 +68,7 @@ def show(outcome: Outcome, console: Console) -> None:
         table.add_row(name, quantity, *(_number(number, series.unit) for number in numbers), bound, style=style)
     console.print(table)
     console.print(
-        "growth: from the mean of the middle third of the samples to that of the last; memory: resident and not shared",
+        "growth: from the middle third of the samples to the last, by mean and by least; memory: resident and not shared",
         style="dim",
         soft_wrap=True,
     )
