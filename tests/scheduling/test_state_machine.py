@@ -248,4 +248,4 @@ class ExclusiveMachine(SchedulerMachine):
 
 @pytest.mark.parametrize("machine", [SchedulerMachine, ExclusiveMachine])
 def test_scheduler_against_the_model(machine: type[SchedulerMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=250, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=500, stateful_step_count=40, deadline=None))
