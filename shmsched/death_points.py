@@ -102,6 +102,8 @@ class DeathPoint(Enum):
     """Half of the done message is sent."""
     ENGINE_SENT_DONE = "engine-sent-done"
     """The done message is sent."""
+    ENGINE_GOES_ON = "engine-goes-on"
+    """It has answered a batch, and comes to the one that it was to go on with."""
     ENGINE_CLOSES_SESSION = "engine-closes-session"
     """It was told to close a session, and has not begun."""
 
@@ -131,6 +133,8 @@ class DeathPoint(Enum):
     """A batch is in the engine's slot; the engine was not told."""
     DAEMON_IN_WORK = "daemon-in-work"
     """Half of the frame that hands a batch over is sent."""
+    DAEMON_WROTE_AHEAD = "daemon-wrote-ahead"
+    """What an engine is to go on with is in its other slot; the engine was not told."""
     DAEMON_HEARD_DONE = "daemon-heard-done"
     """An engine's done is read; nothing of it is settled."""
     DAEMON_SETTLED = "daemon-settled"
@@ -189,6 +193,7 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.ENGINE_WROTE_RESULTS: (Link, "send_packed", _TO_COME(frames.Done)),
     DeathPoint.ENGINE_IN_DONE: (Link, "send_packed", _HALF(frames.Done)),
     DeathPoint.ENGINE_SENT_DONE: (Link, "send_packed", _SENT(frames.Done)),
+    DeathPoint.ENGINE_GOES_ON: (host.EngineHost, "_follow", dying.before),
     DeathPoint.ENGINE_CLOSES_SESSION: (host.EngineHost, "_close", dying.before),
     DeathPoint.DAEMON_SPAWNED_ENGINE: (Supervisor, "_spawn", dying.after),
     DeathPoint.DAEMON_ACCEPTED: (Listener, "accept", dying.on_accept),
@@ -203,6 +208,7 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.DAEMON_MADE_ARENA: (Clients, "_arena_made", dying.before),
     DeathPoint.DAEMON_WROTE_BATCH: (batch_slot.BatchSlot, "write", dying.after),
     DeathPoint.DAEMON_IN_WORK: (Peer, "send", _HALF(frames.Work)),
+    DeathPoint.DAEMON_WROTE_AHEAD: (batch_slot.BatchSlot, "write_following", dying.after),
     DeathPoint.DAEMON_HEARD_DONE: (EngineLink, "done", dying.before),
     DeathPoint.DAEMON_SETTLED: (ClientLink, "_publish", dying.after),
     DeathPoint.DAEMON_STREAMED: (ClientLink, "stream", dying.after),

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from shmsched.daemon.state import Step
 from shmsched.memory.layouts import HEADER, SAMPLING, BatchSlotLayout, StepStatus
 from shmsched.scheduling import SchedulerParams
 
 _STATUSES = {int(status) for status in StepStatus}
-DONE = int(StepStatus.DONE)
+DONE, FAILED = int(StepStatus.DONE), int(StepStatus.FAILED)
 WANTED = struct.Struct(f"<HH{SAMPLING.size}sQQ")
 """What of a step's entry is the same for every step that wants the same: from ``output_rows`` on."""
 _ENTRY = struct.Struct(f"<IIII{WANTED.size}s")
+
+
+class Answers(NamedTuple):
+    """What became of a batch: a status for each step, and the sampled tokens of all steps, in step order, with their
+    log-probabilities; and what is said of each that failed."""
+
+    statuses: bytes
+    ids: list[int]
+    logprobs: list[float]
+    messages: Sequence[str]
+
+    @property
+    def all_done(self) -> bool:
+        return self.statuses.count(DONE) == len(self.statuses)
+
+    def of(self, places: list[int]) -> Answers:
+        """Those of some of the steps, where one token answers each."""
+        said = iter(self.messages)
+        messages = {place: next(said) for place, status in enumerate(self.statuses) if status == FAILED}
+        return Answers(
+            bytes([self.statuses[place] for place in places]),
+            [self.ids[place] for place in places],
+            [self.logprobs[place] for place in places],
+            [messages[place] for place in places if place in messages],
+        )
 
 
 class BatchSlot:
@@ -46,18 +73,31 @@ class BatchSlot:
         self._put(self._statuses_offset, bytes(len(steps)))
         return lengths
 
+    def write_following(self, batch: int, steps: list[Step], places: list[int]) -> None:
+        """Describe the decodes that come after ``steps`` as batch number ``batch``. ``places``: of their tokens, which are to come,
+        among those of the batch that runs."""
+        pack, n = _ENTRY.pack, len(steps)
+        entries = [
+            pack(step.session.slot, i, 1, step.position + step.n_tokens, step.wanted.entry)
+            for i, step in enumerate(steps)
+        ]
+        HEADER.pack_into(self._buffer, 0, batch, n, n)
+        self._put(self._steps_offset, b"".join(entries))
+        self._put(self._tokens_offset, struct.pack(f"<{n}I", *places))
+        self._put(self._statuses_offset, bytes(n))
+
     def _put(self, at: int, data: bytes) -> None:
         self._buffer[at : at + len(data)] = data
 
-    def read(self, steps: list[Step], plain: bool) -> tuple[bytes, list[int], list[float]]:
-        """What the engine's host wrote: a status for each step, and the sampled tokens of all steps, in step order, with
-        their log-probabilities. Validated: every status is one, every token is in the vocabulary. Raises ValueError.
+    def read(self, n_steps: int, answers: list[int] | None, messages: Sequence[str]) -> Answers:
+        """What the engine's host wrote, and said of the steps that failed. Validated: every status is one, every token is in the
+        vocabulary, and each failed step has its message. Raises ValueError.
 
-        ``plain``: every step is.
+        ``answers``: how many tokens answer each step; None for one each.
         """
-        at, n_steps = self._statuses_offset, len(steps)
+        at = self._statuses_offset
         statuses = self._buffer[at : at + n_steps].tobytes()
-        n = n_steps if plain else sum([step.wanted.n_results for step in steps])
+        n = n_steps if answers is None else sum(answers)
         ids = self._ids[:n].tolist()
         if statuses.count(DONE) < n_steps:
             wrong = set(statuses) - _STATUSES
@@ -65,14 +105,15 @@ class BatchSlot:
                 raise ValueError(f"a step of the batch has status {min(wrong)}, which is none")
         # Only what fails this may be wrong: the places of steps without an answer hold anything.
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-            self._check_answers(steps, statuses, ids)
+            self._check_answers(statuses, answers or [1] * n_steps, ids)
         logprobs: list[float] = self._logprobs[:n].tolist()  # type: ignore[assignment]
-        return statuses, ids, logprobs
+        if len(messages) != statuses.count(FAILED):
+            raise ValueError(f"{len(messages)} messages came for {statuses.count(FAILED)} failed steps")
+        return Answers(statuses, ids, logprobs, messages)
 
-    def _check_answers(self, steps: list[Step], statuses: bytes, ids: list[int]) -> None:
+    def _check_answers(self, statuses: bytes, answers: list[int], ids: list[int]) -> None:
         at = 0
-        for step, status in zip(steps, statuses, strict=True):
-            n = step.wanted.n_results
+        for n, status in zip(answers, statuses, strict=True):
             if status == StepStatus.DONE:
                 for token in ids[at : at + n]:
                     if not 0 <= token < self._vocab_size:

@@ -1,19 +1,20 @@
-"""One attached engine: its queues, its slots, and the batch that it runs."""
+"""One attached engine: its queues, its sessions, and the batch that it runs."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from shmsched.daemon.batch_in_flight import BatchInFlight, BatchSummary
-from shmsched.daemon.batch_slot import BatchSlot
+from shmsched.daemon.batch_slot import Answers
+from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
 from shmsched.daemon.linger import Linger
 from shmsched.daemon.loop import Timer
-from shmsched.daemon.state import Session, SessionState, Step
+from shmsched.daemon.session_slots import SessionSlots
+from shmsched.daemon.state import Session, Step
 from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
@@ -29,7 +30,7 @@ RECENT_BATCHES = 256
 WARNING_SHARE = 0.5
 """Of the step time-out: after that much of it a silent engine is named in the log."""
 # Plain numbers: to compare one with a member of an enum takes several times as long.
-DONE, DEFERRED, FAILED = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.FAILED)
+DONE, DEFERRED = int(StepStatus.DONE), int(StepStatus.DEFERRED)
 
 
 class EngineState(Enum):
@@ -54,8 +55,6 @@ class EngineLink:
         self.state = EngineState.STARTING
         self.since = time.monotonic()
         self.queues: StepQueues[Step] = StepQueues(limits, exclusive_sessions=True)
-        self.sessions: dict[int, Session] = {}
-        self.batch: BatchInFlight | None = None
         self.linger = Linger(linger_share)
         self.linger_timer: Timer | None = None
         self._watchdog: Timer | None = None
@@ -67,7 +66,6 @@ class EngineLink:
         """The same for an engine whose process is dead, after reading what it had still sent."""
         self.pidfd = -1
         """Of its process, where that is not a child of the daemon."""
-        self.batches = 0
         self.steps_run = 0
         self.tokens_run = 0
         self.busy_s = 0.0
@@ -75,77 +73,51 @@ class EngineLink:
         self.recent: deque[BatchSummary] = deque(maxlen=RECENT_BATCHES)
         # An opening may wait in each slot while the engine runs a batch.
         peer.max_outbound += offer.max_sessions * (frames.MAX_OPTIONS + 64)
-        self.segment = Segment.create(BatchSlotLayout(limits.max_batch_size).size, f"engine {offer.spec}")
-        self._slot = BatchSlot(memoryview(self.segment.buffer), limits, offer.vocab_size)
-        self._freed_slots: list[int] = []
-        self._next_slot = 0
-        """Slots from here on were never used; those before it are in use, or freed."""
+        size = BatchSlotLayout(limits.max_batch_size).size
+        self.segment = Segment.create(BATCH_SLOTS * size, f"engine {offer.spec}")
+        self.in_hand = BatchesInHand(memoryview(self.segment.buffer), limits, offer.vocab_size)
+        self._slots = SessionSlots(offer.max_sessions)
         self.heard_at = 0.0
         """When it last said something that it owed. What else it says does not make it any less stuck."""
-        self._openings: dict[int, float] = {}
-        """Slots whose opening the engine has not answered, and when it was asked."""
-        self._closed_early: dict[int, int] = {}
-        """Slots whose session ended before the engine had answered its opening, with that session's number."""
         self._arenas: set[ClientLink] = set()
         self._buried = False
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
     @property
+    def sessions(self) -> dict[int, Session]:
+        """By slot."""
+        return self._slots.sessions
+
+    @property
     def has_slot(self) -> bool:
-        return self.state is READY and bool(self._freed_slots or self._next_slot < self.offer.max_sessions)
+        return self.state is READY and self._slots.has_room
 
     def open(self, session: Session) -> None:
         """Give the session a slot and have the engine open it."""
-        self.peer.send(frames.OpenSlot(self._take_slot(session), session.number, session.options))
+        session.engine = self
+        self.peer.send(frames.OpenSlot(self._slots.take(session), session.number, session.options))
 
     def fork(self, session: Session, parent: Session) -> None:
         """Give the session a slot and have the engine open it with what ``parent`` holds."""
-        frame = frames.ForkSlot(self._take_slot(session), session.number, parent.slot, session.next_position)
+        session.engine = self
+        frame = frames.ForkSlot(self._slots.take(session), session.number, parent.slot, session.next_position)
         self.peer.send(frame)
 
-    def _take_slot(self, session: Session) -> int:
-        session.engine = self
-        if self._freed_slots:
-            session.slot = heappop(self._freed_slots)
-        else:
-            session.slot, self._next_slot = self._next_slot, self._next_slot + 1
-        session.state = SessionState.OPENING
-        self.sessions[session.slot] = session
-        self._openings[session.slot] = time.monotonic()
-        return session.slot
-
     def close(self, session: Session, *, refused: bool = False) -> None:
-        """The session is over. Its slot is free at once: what the engine gets for it next comes after this frame.
-
-        Only where the engine has not answered its opening yet, the slot waits for that answer. Else a client that opens
-        and closes in a loop would pile up frames for an engine that is busy.
-        """
+        """The session is over. ``refused``: the engine would not open it."""
         if self.sessions.get(session.slot) is not session:
             return
-        del self.sessions[session.slot]
+        self._slots.give_back(session, refused)
         self.linger.forget(session.number)
-        if self.state is EngineState.DEAD:
-            return
-        if not refused:
+        if self.state is not EngineState.DEAD and not refused:
             self.peer.send(frames.CloseSlot(session.slot))
-        if session.state is SessionState.OPENING and not refused:
-            self._closed_early[session.slot] = session.number
-        else:
-            heappush(self._freed_slots, session.slot)
 
     def opening_answered(self, slot: int, number: int) -> Session | None:
         """The engine has opened, or refused, what was asked for. None if that session has ended meanwhile."""
-        session = self.sessions.get(slot)
-        asked = session.number if session is not None else self._closed_early.get(slot)
-        if number == asked and self._openings.pop(slot, None) is not None:
+        session, was_owed = self._slots.answered(slot, number)
+        if was_owed:
             self.heard_at = time.monotonic()
-        if self._closed_early.get(slot) == number:
-            del self._closed_early[slot]
-            heappush(self._freed_slots, slot)
-            return None
-        if session is None or session.number != number or session.state is not SessionState.OPENING:
-            return None
         return session
 
     def forget_client(self, client: ClientLink) -> None:
@@ -154,6 +126,11 @@ class EngineLink:
             self._arenas.discard(client)
             if self.state is not EngineState.DEAD:
                 self.peer.send(frames.DetachArena(client.number))
+
+    @property
+    def batch(self) -> BatchInFlight | None:
+        """What it runs."""
+        return self.in_hand.running
 
     # --- batches --------------------------------------------------------------------------------------------------------
 
@@ -174,13 +151,36 @@ class EngineLink:
         steps = self.queues.take()
         if not steps:
             return
-        self.batches += 1
-        self.batch = batch = BatchInFlight(self.batches, steps, now)
+        batch = self.in_hand.give(steps, now)
         if not batch.plain:
             self._attach_arenas(steps)
         daemon.settling.ledger.dispatch(steps)
-        batch.lengths = self._slot.write(batch.number, steps)
-        self.peer.send(frames.Work(batch.number, 0))
+        self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
+
+    def look_ahead(self) -> None:
+        """Have the engine go on with the next tokens of the generations in its batch, without a pause, where it would do so anyway:
+        nothing else is queued for it, and no session is expected back that would rather be in the same batch.
+
+        What comes meanwhile waits for one batch of decodes more. A generation that turns out to have ended has taken one token
+        too many in the engine, which is rewound if the session goes on.
+        """
+        if self.queues.queued or self.linger.expected or not self.offer.supports_rewind:
+            return
+        batch = self.batch
+        number = self.in_hand.give_ahead() if batch is not None else None
+        if batch is not None and number is not None:
+            self.peer.send(frames.Follow(number, number % BATCH_SLOTS, batch.number))
+
+    def _go_on(self, followers: Sequence[Step | None], daemon: Daemon, *, ran: bool = True) -> None:
+        """The batch has ended, and these come after each of its steps: the engine has gone on with them, or they are queued.
+
+        ``ran``: not where the engine skips what was to follow.
+        """
+        follows, now = self.in_hand.following is not None, self.heard_at
+        if follows:
+            daemon.settling.ledger.dispatch(self.in_hand.go_on(followers if ran else (), now))
+        if not (follows and ran):
+            daemon.queue_all(self, [step for step in followers if step is not None], now)
 
     def _attach_arenas(self, steps: list[Step]) -> None:
         """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""
@@ -193,15 +193,15 @@ class EngineLink:
     @property
     def silent_since(self) -> float | None:
         """Since when the engine owes an answer and has said nothing: a batch's, or an opening's. None if it owes none."""
-        if self.state is not EngineState.READY or (self.batch is None and not self._openings):
+        if self.state is not EngineState.READY or (self.batch is None and not self._slots.openings):
             return None
-        asked = self.batch.started if self.batch is not None else min(self._openings.values())
+        asked = self.batch.started if self.batch is not None else min(self._slots.openings.values())
         return max(asked, self.heard_at)
 
     @property
     def opening(self) -> list[Session]:
         """The sessions whose opening the engine has not answered."""
-        return [self.sessions[slot] for slot in self._openings if slot in self.sessions]
+        return [self.sessions[slot] for slot in self._slots.openings if slot in self.sessions]
 
     def watch(self, daemon: Daemon) -> None:
         """Have a timer for what the engine owes. One for all, set again when it fires: one for each would pile up."""
@@ -228,28 +228,44 @@ class EngineLink:
         batch = self._end_batch(message.batch)
         if batch is None:
             return
-        steps = batch.steps
         try:
-            statuses, ids, logprobs = self._slot.read(steps, batch.plain)
-            failed = statuses.count(FAILED)
-            if len(message.messages) != failed:
-                raise ValueError(f"{len(message.messages)} messages came for {failed} failed steps")
+            answers, all_done = self.in_hand.read(batch, message.messages)
         except ValueError as e:
             self._lose_batch(
                 batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
             )
             return
-        if statuses.count(DONE) == len(steps) and self._all_done(batch, ids, logprobs, daemon):
-            return
-        messages = iter(message.messages)
-        at = 0
+        if not all_done or not self._all_done(batch, answers, daemon):
+            self._each_done(batch, answers, all_done, daemon)
+
+    def _all_done(self, batch: BatchInFlight, answers: Answers, daemon: Daemon) -> bool:
+        """Settle a batch of which each step was answered. False, and nothing happens, if one was settled before."""
+        steps, settling, ids, logprobs = batch.steps, daemon.settling, answers.ids, answers.logprobs
+        followers: list[Step | None] = []
+        if batch.plain:
+            if not settling.complete_plain(steps, batch.started, ids, logprobs):
+                return False
+        else:
+            completed = settling.complete(steps, batch.started, ids, logprobs, daemon)
+            if completed is None:
+                return False
+            followers = completed
+        self._finish(batch, (s.session.number for s in steps if s.wanted.n_rows and not s.session.outstanding))
+        self._go_on(followers, daemon)
+        return True
+
+    def _each_done(self, batch: BatchInFlight, answers: Answers, all_done: bool, daemon: Daemon) -> None:
+        """Settle a batch step by step. ``all_done``: each that the engine was given was answered."""
+        at, messages = 0, iter(answers.messages)
         came: list[int] = []
         deferred: list[Step] = []
-        for step, status in zip(steps, statuses, strict=True):
+        followers: list[Step | None] = []
+        for step, status in zip(batch.steps, answers.statuses, strict=True):
+            follower = None
             if status == DONE:
-                followers = daemon.settling.complete([step], batch.started, ids, logprobs, daemon, at)
-                if followers is not None:
-                    daemon.queue_all(self, followers, self.heard_at)
+                completed = daemon.settling.complete([step], batch.started, answers.ids, answers.logprobs, daemon, at)
+                if completed is not None:
+                    (follower,) = completed
                     # One with more steps queued is back already.
                     if step.wanted.n_rows and not step.session.outstanding:
                         came.append(step.session.number)
@@ -260,24 +276,18 @@ class EngineLink:
                 deferred.append(step)
             else:
                 self._fail_step(step, next(messages), daemon)
+            followers.append(follower)
             at += step.wanted.n_results
         self._finish(batch, came)
-        self._requeue(deferred, len(steps), daemon)
+        self._go_on(followers, daemon, ran=all_done)
+        self._requeue(deferred, len(deferred) == batch.size, daemon)
 
-    def _all_done(self, batch: BatchInFlight, ids: list[int], logprobs: list[float], daemon: Daemon) -> bool:
-        """Settle a batch of which each step was answered. False, and nothing happens, if one was settled before."""
-        steps, settling = batch.steps, daemon.settling
-        if batch.plain:
-            if not settling.complete_plain(steps, batch.started, ids, logprobs):
-                return False
-        else:
-            followers = settling.complete(steps, batch.started, ids, logprobs, daemon)
-            if followers is None:
-                return False
-            daemon.queue_all(self, followers, self.heard_at)
-        came = (s.session.number for s in steps if s.wanted.n_rows and not s.session.outstanding)
-        self._finish(batch, came)
-        return True
+    def skipped(self, message: frames.Skipped, daemon: Daemon) -> None:
+        """The engine has not run what was to follow a batch, because not all of that was done."""
+        batch = self._end_batch(message.batch)
+        if batch is not None:
+            self._go_on((), daemon, ran=False)
+            self._requeue(batch.steps, False, daemon)
 
     def batch_failed(self, message: frames.BatchFailed, daemon: Daemon) -> None:
         """The engine raised: the batch's steps fail and its sessions are lost."""
@@ -286,12 +296,11 @@ class EngineLink:
             self._lose_batch(batch, f"engine {self.offer.spec} (pid {self.peer.pid}) raised {message.message}", daemon)
 
     def _end_batch(self, number: int) -> BatchInFlight | None:
-        batch = self.batch
-        if batch is None or batch.number != number:
+        batch = self.in_hand.take_back(number)
+        if batch is None:
             self.stale_answers += 1
-            return None
-        self.heard_at = time.monotonic()
-        self.batch = None
+        else:
+            self.heard_at = time.monotonic()
         return batch
 
     def _finish(self, batch: BatchInFlight, came: Iterable[int]) -> None:
@@ -313,7 +322,7 @@ class EngineLink:
             daemon.settling.fail_from(session, step.number, step.position, ErrorCode.STEP_FAILED, words)
         step.session.client.return_rows(step)
 
-    def _requeue(self, deferred: list[Step], of: int, daemon: Daemon) -> None:
+    def _requeue(self, deferred: list[Step], nothing_ran: bool, daemon: Daemon) -> None:
         """Deferred steps go back to the front, the last one first, so that they keep their order."""
         requeued = 0
         for step in reversed(deferred):
@@ -324,7 +333,7 @@ class EngineLink:
                 requeued += 1
             else:
                 step.session.client.return_rows(step)
-        if requeued and len(deferred) == of and self.sessions:
+        if requeued and nothing_ran and self.sessions:
             # Nothing ran, so nothing will make room by itself: without this the same batch would go round for ever.
             youngest = max(self.sessions.values(), key=lambda s: s.number)
             daemon.sessions.end(
@@ -335,13 +344,14 @@ class EngineLink:
 
     def _lose_batch(self, batch: BatchInFlight, message: str, daemon: Daemon) -> None:
         self._finish(batch, [])
-        sessions = {step.session.number: step.session for step in batch.steps}
+        sessions = {session.number: session for session in batch.sessions}
         for step in batch.steps:
             if step.state is StepState.IN_FLIGHT:
                 daemon.settling.fail_from(step.session, step.number, step.position, ErrorCode.ENGINE_ERROR, message)
             step.session.client.return_rows(step)
         for session in sessions.values():
             daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+        self._go_on((), daemon, ran=False)
 
     # --- death ----------------------------------------------------------------------------------------------------------
 
@@ -367,10 +377,10 @@ class EngineLink:
         if self._buried:
             return
         self._buried = True
-        batch, self.batch = self.batch, None
+        batch = self.in_hand.clear()
         for step in batch.steps if batch is not None else ():
             step.session.client.return_rows(step)
         self._arenas.clear()
         self.segment.close_descriptor()
         # Whatever still refers to this link (a step whose deadline is far, say) must not keep the memory mapped.
-        del self.segment, self._slot
+        del self.segment

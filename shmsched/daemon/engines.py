@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from shmsched.daemon.batches_in_hand import BATCH_SLOTS
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection, Connections
 from shmsched.daemon.engine_link import EngineLink, EngineState
@@ -82,7 +83,7 @@ class Engines:
         else:
             self._supervisor.attached(worker, link)
         self.links[link.number] = link
-        attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, 1)
+        attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, BATCH_SLOTS)
         connection.peer.send(attached, link.segment.fd)
         link.segment.close_descriptor()
         return link

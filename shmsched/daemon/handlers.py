@@ -105,6 +105,9 @@ class EngineHandler:
             case frames.BatchFailed():
                 link.batch_failed(message, self._daemon)
                 self._daemon.touched_engines.add(link)
+            case frames.Skipped():
+                link.skipped(message, self._daemon)
+                self._daemon.touched_engines.add(link)
             case frames.Faulty(reason):
                 self._daemon.engines.faulty(link, reason)
             case _:

@@ -185,6 +185,7 @@ class Daemon:
             engine.dispatch(self, now)
         elif engine.batch is None and engine.queues.queued and engine.linger_timer is None:
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
+        engine.look_ahead()
         engine.watch(self)
 
     def _linger_over(self, engine: EngineLink) -> None:

@@ -45,15 +45,15 @@ class Settling:
 
     def complete(
         self, steps: list[Step], started: float, ids: list[int], logprobs: list[float], daemon: Daemon, at: int = 0
-    ) -> list[Step] | None:
+    ) -> list[Step | None] | None:
         """An engine has answered these steps of a batch that began at ``started``, with ``ids`` and ``logprobs`` from ``at`` on.
 
-        Returns the decodes that follow the steps of generations, entered, to be queued. None, and nothing is settled, if one of the
-        steps was settled before: its answer goes nowhere.
+        Returns for each step the decode that follows it, entered, where its generation goes on now. None, and nothing is settled, if
+        one of the steps was settled before: its answer goes nowhere.
         """
         if not self.ledger.complete_all(steps):
             return None
-        followers: list[Step] = []
+        followers: list[Step | None] = []
         now, numbers = time.monotonic(), daemon.numbers
         for step in steps:
             session, wanted, waited = step.session, step.wanted, started - step.entered
@@ -66,6 +66,7 @@ class Settling:
                 or client.closed
             ):
                 client.completed(step, waited, ids, logprobs, at)
+                followers.append(None)
             else:
                 generation.further -= 1
                 number, position = next(numbers), step.position + step.n_tokens
@@ -75,8 +76,7 @@ class Settling:
                 self.ledger.enter_all((follower,))
                 if wanted.deadline:
                     daemon.deadlines.add(follower)
-                if client.stream(follower, token, logprobs[at], waited):
-                    followers.append(follower)
+                followers.append(follower if client.stream(follower, token, logprobs[at], waited) else None)
             at += wanted.n_results
         return followers
 

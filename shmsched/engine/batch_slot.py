@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.errors import ProtocolError
-from shmsched.memory.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepEntry
+from shmsched.memory.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepEntry, StepStatus
 
 _U32S, _U64S = STEP.size // 4, STEP.size // 8
 """A step in words of either size: every ``_U32S``-th word from the 4th on is the position of a step."""
 _SAMPLING_AT = 20
+_DONE = int(StepStatus.DONE)
 
 
 class Pulled:
@@ -34,6 +35,15 @@ class Pulled:
         self.positions: list[int] = words[3::_U32S].tolist()
         self.kinds: list[int] = words[4::_U32S].tolist()
         """``output_rows`` in the lower 16 bits, ``sampled`` in the upper ones."""
+
+    def follow(self, answers: bytes) -> None:
+        """Take the batch's tokens from ``answers``, int32, those sampled in the batch that it follows: so far they name places there.
+        Raises ProtocolError for a place that is none."""
+        sampled = memoryview(answers).cast("i").tolist()
+        places = self.tokens.tolist()
+        if not (min(places) >= 0 and max(places) < len(sampled)):
+            raise ProtocolError(f"a batch follows one of {len(sampled)} sampled tokens, and asks for numbers {places}")
+        self.tokens = np.array([sampled[place] for place in places], np.int32)
 
     def sampling(self) -> list[bytes]:
         """As SAMPLING packs it."""
@@ -58,6 +68,10 @@ class Results(NamedTuple):
     ids: bytes
     logprobs: bytes
     messages: tuple[str, ...] = ()
+
+    @property
+    def all_done(self) -> bool:
+        return self.statuses.count(_DONE) == len(self.statuses)
 
 
 class BatchSlot:

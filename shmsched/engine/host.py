@@ -74,6 +74,8 @@ class EngineHost:
         self._slots: list[BatchSlot] = []
         self._arenas: dict[int, mmap.mmap] = {}
         self._lengths: dict[int, int] = {}
+        self._answered: tuple[int, bytes] = (0, b"")
+        """The last batch, if each of its steps was done, and the tokens sampled in it: what a batch that follows it goes on with."""
 
     def run(self) -> None:
         limits = self._attach()
@@ -134,7 +136,11 @@ class EngineHost:
 
     def _handle(self, message: Any) -> None:
         if type(message) is frames.Work:
-            self._work(message.batch, self._slots[message.slot])
+            of_work = self._slots[message.slot]
+            self._work(message.batch, of_work.pull(message.batch), of_work)
+            return
+        if type(message) is frames.Follow:
+            self._follow(message)
             return
         match message:
             case frames.OpenSlot(slot, session, options):
@@ -172,9 +178,20 @@ class EngineHost:
             # The session is over whatever its engine says; the others' are not.
             say_trace()
 
-    def _work(self, number: int, slot: BatchSlot) -> None:
-        """Run the batch in ``slot``, put the results there, and say so."""
-        batch = slot.pull(number)
+    def _follow(self, message: frames.Follow) -> None:
+        """Go on from the last batch, as was arranged while that one ran."""
+        number, answers = self._answered
+        slot = self._slots[message.slot]
+        batch = slot.pull(message.batch)
+        if number != message.follows:
+            self._link.send(frames.Skipped(message.batch))
+            return
+        batch.follow(answers)
+        self._work(message.batch, batch, slot)
+
+    def _work(self, number: int, batch: Pulled, slot: BatchSlot) -> None:
+        """Run the batch that lay in ``slot``, put the results there, and say so."""
+        self._answered = 0, b""
         guards: Guards | None = None
         vocab_size = self._engine.info.vocab_size
         try:
@@ -191,6 +208,8 @@ class EngineHost:
         if guards is not None:
             guards.check()
         slot.write(results)
+        if results.all_done:
+            self._answered = number, results.ids
         if results.messages:
             self._link.send(frames.Done(number, results.messages))
         else:

@@ -90,6 +90,13 @@ class BatchFailed(NamedTuple):
     message: Text
 
 
+@frame(56)
+class Skipped(NamedTuple):
+    """Nothing of this batch was run: it follows one of which not every step was done."""
+
+    batch: U64
+
+
 @frame(55)
 class Faulty(NamedTuple):
     """The engine has written where it must not: nothing that it says or writes counts any more."""
@@ -155,7 +162,18 @@ class Work(NamedTuple):
     slot: U32
 
 
+@frame(71)
+class Follow(NamedTuple):
+    """Work that goes on where batch ``follows`` ends, and is given before that has ended: in the place of each token lies which of
+    that batch's sampled tokens it is. If not every step of that one is done, nothing of this one is run: Skipped."""
+
+    batch: U64
+    slot: U32
+    follows: U64
+
+
 _WORK = struct.Struct("<HHQI")
+_FOLLOW = struct.Struct("<HHQIQ")
 
 
 @shortcut(Work)
@@ -165,3 +183,12 @@ def unpack_work(payload: Buffer) -> Work | None:
         return None
     _, _, batch, slot = _WORK.unpack(payload)
     return Work(batch, slot)
+
+
+@shortcut(Follow)
+def unpack_follow(payload: Buffer) -> Follow | None:
+    """A Follow of this version, as with Work."""
+    if len(payload) != _FOLLOW.size:
+        return None
+    _, _, batch, slot, follows = _FOLLOW.unpack(payload)
+    return Follow(batch, slot, follows)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.daemon.batch_slot import WANTED, BatchSlot
+from shmsched.daemon.batch_slot import WANTED, Answers, BatchSlot
 from shmsched.daemon.state import Step, Wanted
-from shmsched.memory.layouts import HEADER, STEP, BatchSlotLayout, StepEntry
+from shmsched.memory.layouts import HEADER, STEP, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.scheduling import SchedulerParams
 
 LIMITS = SchedulerParams(8, 4)
@@ -50,7 +50,7 @@ def test_the_table_of_a_batch_has_an_entry_for_each_step(described: list[tuple[i
     assert memory[layout.statuses_offset :][: len(described)] == bytes(len(described))
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("answers", [None, [1, 1]])
 @pytest.mark.parametrize(
     ("statuses", "ids", "wrong"),
     [
@@ -62,16 +62,40 @@ def test_the_table_of_a_batch_has_an_entry_for_each_step(described: list[tuple[i
         ((1, 1), (-1, 5), "token -1 is outside"),
     ],
 )
-def test_results_are_checked(plain: bool, statuses: tuple[int, int], ids: tuple[int, int], wrong: str | None) -> None:
+def test_results_are_checked(
+    answers: list[int] | None, statuses: tuple[int, int], ids: tuple[int, int], wrong: str | None
+) -> None:
     layout = BatchSlotLayout(LIMITS.max_batch_size)
     memory = bytearray(layout.size)
     slot = BatchSlot(memoryview(memory), LIMITS, VOCAB)
     memory[layout.statuses_offset : layout.statuses_offset + 2] = bytes(statuses)
     np.frombuffer(memory, "<i4", 2, layout.ids_offset)[:] = ids
     np.frombuffer(memory, "<f4", 2, layout.logprobs_offset)[:] = (-0.5, -2.0)
-    steps = [step_of(0, 1, 0, 1, True, 0), step_of(1, 1, 0, 1, True, 0)]
+    said = ["no"] * statuses.count(StepStatus.FAILED)
     if wrong is None:
-        assert slot.read(steps, plain) == (bytes(statuses), list(ids), [-0.5, -2.0])
+        assert slot.read(2, answers, said) == (bytes(statuses), list(ids), [-0.5, -2.0], said)
+        with pytest.raises(ValueError, match=f"{len(said) + 1} messages came for {len(said)} failed steps"):
+            slot.read(2, answers, [*said, "no"])
     else:
         with pytest.raises(ValueError, match=wrong):
-            slot.read(steps, plain)
+            slot.read(2, answers, said)
+
+
+def test_of_some_of_the_steps_that_failed_each_keeps_its_message() -> None:
+    answers = Answers(bytes([1, 3, 2, 3, 1]), [5, -1, -1, -1, 6], [0.5, 0.0, 0.0, 0.0, 1.5], ["one", "three"])
+    assert answers.of([0, 2, 3, 4]) == (bytes([1, 2, 3, 1]), [5, -1, -1, 6], [0.5, 0.0, 0.0, 1.5], ["three"])
+    assert answers.of([]) == (b"", [], [], [])
+
+
+def test_what_follows_a_batch_goes_on_where_its_steps_end() -> None:
+    layout = BatchSlotLayout(LIMITS.max_batch_size)
+    memory = bytearray(layout.size)
+    steps = [step_of(3, 4, 10, 1, True, 0), step_of(5, 1, 7, 1, True, 0)]
+    BatchSlot(memoryview(memory), LIMITS, VOCAB).write_following(8, steps, [1, 4])
+    assert HEADER.unpack_from(memory) == (8, 2, 2)
+    entries = [StepEntry._make(e) for e in STEP.iter_unpack(memory[layout.steps_offset :][: STEP.size * 2])]
+    assert [(e.slot, e.start, e.length, e.position, e.sampling) for e in entries] == [
+        (3, 0, 1, 14, b"s" * 20),
+        (5, 1, 1, 8, b"s" * 20),
+    ]
+    assert np.frombuffer(memory, "<u4", 2, layout.tokens_offset).tolist() == [1, 4]

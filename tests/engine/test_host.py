@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 
 class Scheduler:
-    """The other end: hands out the segment, writes batches into its one slot, and reads results from there."""
+    """The other end: hands out the segment, writes batches into its slots in turn, and reads results from there."""
 
     def __init__(self, engine: Engine) -> None:
         ours, theirs = socket.socketpair()
@@ -54,7 +54,7 @@ class Scheduler:
         self.link = Link(Connection(theirs.detach()))
         self.arrived: list[Any] = []
         self.error: ShmschedError | None = None
-        self.segment = Segment.create(LAYOUT.size, "a test")
+        self.segment = Segment.create(2 * LAYOUT.size, "a test")
         self.batch = 0
         self._host = EngineHost(engine, self.link, "test-spec")
         self.thread = threading.Thread(target=self._run)
@@ -81,7 +81,7 @@ class Scheduler:
 
     def start(self) -> frames.Offer:
         offer: frames.Offer = self.hear(frames.Offer)
-        self.say(frames.Attached(1, LIMITS.max_decode_sequences, LIMITS.max_prefill_chunk_size, 1), self.segment.fd)
+        self.say(frames.Attached(1, LIMITS.max_decode_sequences, LIMITS.max_prefill_chunk_size, 2), self.segment.fd)
         self.hear(frames.Ready)
         return offer
 
@@ -91,28 +91,48 @@ class Scheduler:
 
     def write(self, steps: Sequence[Step]) -> None:
         self.batch += 1
-        buffer, start = self.segment.buffer, 0
+        buffer, start, at = self.segment.buffer, 0, self.at
         for i, s in enumerate(steps):
             n = len(s.tokens)
             STEP.pack_into(
-                buffer, LAYOUT.steps_offset + i * STEP.size,
+                buffer, at + LAYOUT.steps_offset + i * STEP.size,
                 s.slot, start, n, s.position, s.rows, s.sampled, GREEDY, s.client, s.offset,
             )  # fmt: skip
-            np.frombuffer(buffer, np.int32, n, LAYOUT.tokens_offset + 4 * start)[:] = s.tokens
+            np.frombuffer(buffer, np.int32, n, at + LAYOUT.tokens_offset + 4 * start)[:] = s.tokens
             start += n
-        HEADER.pack_into(buffer, 0, self.batch, len(steps), start)
-        buffer[LAYOUT.statuses_offset : LAYOUT.statuses_offset + len(steps)] = bytes([UNTOUCHED]) * len(steps)
+        HEADER.pack_into(buffer, at, self.batch, len(steps), start)
+        at += LAYOUT.statuses_offset
+        buffer[at : at + len(steps)] = bytes([UNTOUCHED]) * len(steps)
+
+    @property
+    def slot(self) -> int:
+        """Of the batch that was written last."""
+        return self.batch % 2
+
+    @property
+    def at(self) -> int:
+        """Where that slot begins."""
+        return LAYOUT.size * self.slot
 
     def run(self, *steps: Step) -> tuple[list[int], list[int], list[str]]:
         """Statuses of the steps, sampled tokens of all rows, messages of the steps that failed."""
         self.write(steps)
-        self.say(frames.Work(self.batch, 0))
+        self.say(frames.Work(self.batch, self.slot))
+        return self.hear_results(steps)
+
+    def follow(self, *steps: Step) -> None:
+        """Have the host go on with these after the last batch: their tokens are places there."""
+        self.write(steps)
+        self.say(frames.Follow(self.batch, self.slot, self.batch - 1))
+
+    def hear_results(self, steps: Sequence[Step]) -> tuple[list[int], list[int], list[str]]:
+        """Of the last batch."""
         done = self.hear(frames.Done)
         assert done.batch == self.batch
         n_rows = sum(s.rows.count(len(s.tokens)) for s in steps if s.sampled)
         return (
-            list(self.segment.buffer[LAYOUT.statuses_offset :][: len(steps)]),
-            np.frombuffer(self.segment.buffer, np.int32, n_rows, LAYOUT.ids_offset).tolist(),
+            list(self.segment.buffer[self.at + LAYOUT.statuses_offset :][: len(steps)]),
+            np.frombuffer(self.segment.buffer, np.int32, n_rows, self.at + LAYOUT.ids_offset).tolist(),
             list(done.messages),
         )
 
@@ -308,9 +328,9 @@ def test_an_engine_that_raises_fails_the_batch_and_goes_on(start: Start, capfd: 
     scheduler = start(Commanded())
     scheduler.open(0)
     scheduler.write([Step(0, 0, [RAISE])])
-    scheduler.say(frames.Work(1, 0))
+    scheduler.say(frames.Work(1, scheduler.slot))
     assert scheduler.hear(frames.BatchFailed) == frames.BatchFailed(1, "RuntimeError: out of luck")
-    assert scheduler.segment.buffer[LAYOUT.statuses_offset] == UNTOUCHED
+    assert scheduler.segment.buffer[scheduler.at + LAYOUT.statuses_offset] == UNTOUCHED
     assert "out of luck" in capfd.readouterr().err
     scheduler.say(frames.CloseSlot(0))
     scheduler.open(0)
@@ -354,10 +374,69 @@ def test_a_slot_that_holds_another_batch_is_not_run(start: Start) -> None:
     scheduler = start(Commanded())
     scheduler.open(0)
     scheduler.write([Step(0, 0, [1])])
-    scheduler.say(frames.Work(7, 0))
+    scheduler.say(frames.Work(7, scheduler.slot))
     scheduler.thread.join(10)
     assert isinstance(scheduler.error, ProtocolError)
     assert "told to run batch 7, but the slot holds batch 1" in str(scheduler.error)
+
+
+# --- batches that follow another ------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_follows_another_takes_its_tokens_from_there(start: Start) -> None:
+    scheduler = start(Commanded())
+    for slot in range(3):
+        scheduler.open(slot)
+    _, sampled, _ = scheduler.run(Step(0, 0, [1, 2]), Step(1, 0, [3]), Step(2, 0, [4]))
+    # One of the three is over, and the others come in another order.
+    steps = Step(2, 1, [2]), Step(0, 2, [0])
+    scheduler.follow(*steps)
+    assert scheduler.hear_results(steps) == (
+        [DONE] * 2,
+        [last(4, sampled[2]), last(1, 2, sampled[0])],
+        [],
+    )
+
+
+@pytest.mark.parametrize("token", [DEFER, FAIL, NOTHING, WILD])
+def test_a_batch_that_follows_one_not_wholly_done_is_skipped(start: Start, token: int) -> None:
+    scheduler = start(Commanded())
+    for slot in range(2):
+        scheduler.open(slot)
+    scheduler.run(Step(0, 0, [1]), Step(1, 0, [token]))
+    scheduler.follow(Step(0, 1, [0]))
+    assert scheduler.hear(frames.Skipped) == frames.Skipped(2)
+    assert scheduler.run(Step(0, 1, [5])) == ([DONE], [last(1, 5)], []), "the session stands where it stood"
+
+
+def test_a_batch_that_follows_one_in_which_the_engine_raised_is_skipped(start: Start) -> None:
+    scheduler = start(Commanded())
+    scheduler.open(0)
+    assert scheduler.run(Step(0, 0, [1]))[0] == [DONE]
+    scheduler.write([Step(0, 1, [RAISE])])
+    scheduler.say(frames.Work(scheduler.batch, scheduler.slot))
+    assert scheduler.hear(frames.BatchFailed).batch == 2
+    scheduler.follow(Step(0, 2, [0]))
+    assert scheduler.hear(frames.Skipped) == frames.Skipped(3)
+
+
+def test_a_batch_that_follows_one_that_was_skipped_is_skipped(start: Start) -> None:
+    scheduler = start(Commanded())
+    scheduler.open(0)
+    scheduler.run(Step(0, 0, [FAIL]))
+    for batch in (2, 3):
+        scheduler.follow(Step(0, 1, [0]))
+        assert scheduler.hear(frames.Skipped) == frames.Skipped(batch)
+
+
+def test_a_place_beyond_the_batch_before_is_a_broken_scheduler(start: Start) -> None:
+    scheduler = start(Commanded())
+    scheduler.open(0)
+    scheduler.run(Step(0, 0, [1]))
+    scheduler.follow(Step(0, 1, [1]))
+    scheduler.thread.join(10)
+    assert isinstance(scheduler.error, ProtocolError)
+    assert "follows one of 1 sampled tokens" in str(scheduler.error)
 
 
 def test_the_engine_is_closed_when_the_scheduler_ends() -> None:

@@ -93,10 +93,12 @@ SERVING_MOMENTS = [
     Moment(P.ENGINE_SENT_DONE, 60),
     Moment(P.ENGINE_CLOSES_SESSION),
 ]
+GOING_ON = Moment(P.ENGINE_GOES_ON, 5)
 
 
 def test_every_point_has_its_test() -> None:
-    tested = {m.point for m in (*CLIENT_MOMENTS, *ATTACHING_MOMENTS, *SERVING_MOMENTS, *DAEMON_MOMENTS)}
+    serving = *SERVING_MOMENTS, GOING_ON
+    tested = {m.point for m in (*CLIENT_MOMENTS, *ATTACHING_MOMENTS, *serving, *DAEMON_MOMENTS)}
     assert tested == set(DeathPoint)
 
 
@@ -325,6 +327,25 @@ def test_an_engine_dies_and_its_own_sessions_only_are_lost(tmp_path: Path, momen
                 assert int(logits.data.argmax()) == answer(advance(0, range(t + 1)), VOCAB)
 
 
+def test_an_engine_dies_between_two_batches_of_generations(tmp_path: Path) -> None:
+    with shmsched.launch(doomed_engine(tmp_path, GOING_ON)) as cluster, cluster.client() as client:
+        sessions = [client.open_session(timeout=DEADLINE) for _ in range(2)]
+        streams = [session.stream([i], further=100_000) for i, session in enumerate(sessions)]
+        for i, stream in enumerate(streams):
+            assert stream.wait_until_ended(DEADLINE), "a generation of a dead engine did not end"
+            h = advance(0, [i])
+            with pytest.raises((shmsched.EngineDied, shmsched.SessionLost)):
+                while True:
+                    token = stream.next(0).token
+                    assert token == answer(h, VOCAB)
+                    h = advance(h, [token])
+        ledger = cluster.status()["ledger"]
+        assert ledger["balanced"]
+        assert (ledger["queued"], ledger["in_flight"]) == (0, 0)
+        with client.open_session(timeout=DEADLINE) as session:
+            assert session.submit([1]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1]), VOCAB)]
+
+
 # --- the daemon ---------------------------------------------------------------------------------------------------------
 
 
@@ -382,7 +403,7 @@ class Survivors:
         ):
             session = client.open_session(model="quick")
             session.submit([1]).result(DEADLINE)
-            session.stream([1], further=3).wait_until_ended(DEADLINE)
+            session.stream([1], further=30).wait_until_ended(DEADLINE)
             session.submit([1], sampling=None).result(DEADLINE)
             session.close()
 
@@ -412,6 +433,7 @@ DAEMON_MOMENTS = {
     Moment(P.DAEMON_QUEUED, 5): LIVING,
     Moment(P.DAEMON_WROTE_BATCH, 2): LIVING,
     Moment(P.DAEMON_IN_WORK, 2): LIVING,
+    Moment(P.DAEMON_WROTE_AHEAD, 2): LIVING,
     Moment(P.DAEMON_HEARD_DONE): LIVING,
     Moment(P.DAEMON_SETTLED): LIVING,
     Moment(P.DAEMON_IN_COMPLETIONS): LIVING,

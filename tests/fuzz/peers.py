@@ -305,18 +305,29 @@ class EnginePeer(Stranger):
             case frames.Attached():
                 limits = SchedulerParams(message.max_decode_sequences, message.max_prefill_chunk_size)
                 self.layout = BatchSlotLayout(limits.max_batch_size)
-                segment = Segment(self.descriptor(), self.layout.size)
+                segment = Segment(self.descriptor(), self.layout.size * message.slots)
                 segment.close_descriptor()
                 self.memory = segment.buffer
+                self.slots = message.slots
             case frames.OpenSlot(slot, session):
                 self.openings.append((slot, session))
             case frames.ForkSlot(slot, session):
                 self.openings.append((slot, session))
             case frames.AttachArena():
                 os.close(self.descriptor())
-            case frames.Work(batch):
+            case frames.Work(batch) | frames.Follow(batch):
                 self.batches.append(batch)
                 self.last_batch = batch
+
+    def slot_of(self, batch: int) -> int:
+        """Where the batch begins in the engine's memory."""
+        return self.layout.size * (batch % self.slots)
+
+    def give(self, batch: int, status: StepStatus) -> None:
+        """Say so of each step of the batch."""
+        at = self.slot_of(batch)
+        n = min(HEADER.unpack_from(self.memory, at)[1], self.layout.max_tokens)
+        np.frombuffer(self.memory, np.uint8, n, at + self.layout.statuses_offset)[:] = status
 
     def start(self, c: Choices) -> None:
         if self.memory is None or c.below(8) == 0:
@@ -350,18 +361,21 @@ class EnginePeer(Stranger):
         if self.memory is None:
             self.say(frames.Done(batch, ()))
             return
-        _, n, n_tokens = HEADER.unpack_from(self.memory)
-        statuses = np.frombuffer(self.memory, np.uint8, self.layout.max_tokens, self.layout.statuses_offset)
-        ids = np.frombuffer(self.memory, np.int32, self.layout.max_tokens, self.layout.ids_offset)
+        at = self.slot_of(batch)
+        _, n, n_tokens = HEADER.unpack_from(self.memory, at)
+        statuses = np.frombuffer(self.memory, np.uint8, self.layout.max_tokens, at + self.layout.statuses_offset)
+        ids = np.frombuffer(self.memory, np.int32, self.layout.max_tokens, at + self.layout.ids_offset)
         failed = 0
         for i in range(min(n, len(statuses))):
             statuses[i] = true_or(c, StepStatus.DONE, StepStatus.DEFERRED, StepStatus.FAILED, 0, 255)
             failed += int(statuses[i] == StepStatus.FAILED)
         for i in range(min(n_tokens, len(ids))):
             ids[i] = true_or(c, c.below(VOCAB), VOCAB, -1, 2**31 - 1)
-        match c.below(12):
+        match c.below(14):
             case 0:
                 self.say(frames.BatchFailed(batch, "raised"))
+            case 2:
+                self.say(frames.Skipped(batch))
             case 1:
                 self.say(frames.Done(batch, ("why",) * (failed + 1)))
             case _:
@@ -369,9 +383,9 @@ class EnginePeer(Stranger):
 
     def defer_all(self, c: Choices) -> None:
         if self.memory is not None and self.batches:
-            n = min(HEADER.unpack_from(self.memory)[1], self.layout.max_tokens)
-            np.frombuffer(self.memory, np.uint8, n, self.layout.statuses_offset)[:] = StepStatus.DEFERRED
-            self.say(frames.Done(self.batches.pop(0), ()))
+            batch = self.batches.pop(0)
+            self.give(batch, StepStatus.DEFERRED)
+            self.say(frames.Done(batch, ()))
 
     def scribble(self, c: Choices) -> None:
         """What the daemon wrote for it: steps, tokens, header."""

@@ -178,9 +178,10 @@ class World:
         assert engine.sessions == mine
         if engine.state is EngineState.DEAD:
             return
-        slots = [*mine, *engine._freed_slots, *engine._closed_early]
-        assert sorted(slots) == list(range(engine._next_slot)), "a slot is lost, or has two sessions"
-        assert engine._next_slot <= engine.offer.max_sessions
+        taken = engine._slots
+        slots = [*mine, *taken._freed, *taken._closed_early]
+        assert sorted(slots) == list(range(taken._next)), "a slot is lost, or has two sessions"
+        assert taken._next <= engine.offer.max_sessions
         assert engine.linger._expected | set(engine.linger._usual) <= {session.number for session in mine.values()}
 
     def everybody_leaves(self) -> None:

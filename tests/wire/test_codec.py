@@ -235,9 +235,9 @@ def test_numbers_of_the_protocol_stay() -> None:
         32: "OpenSession", 33: "CloseSession", 34: "Submit", 35: "Cancel", 36: "OpenArena", 37: "Consumed",
             38: "Halt", 39: "ForkSession",
         48: "Offer", 49: "Ready", 50: "StartFailed", 51: "SlotRefused", 52: "SlotOpened", 53: "Done", 54: "BatchFailed",
-            55: "Faulty",
+            55: "Faulty", 56: "Skipped",
         64: "Attached", 65: "OpenSlot", 66: "CloseSlot", 67: "AttachArena", 68: "DetachArena", 69: "Work",
-            70: "ForkSlot",
+            70: "ForkSlot", 71: "Follow",
         80: "AskStatus", 81: "Status", 82: "Stop",
     }  # fmt: skip
 

@@ -1,0 +1,225 @@
+"""An engine is told what to go on with before its batch has ended: whatever becomes of that batch, every step is settled once, and
+the engine and the scheduler agree on what was run. The engine's side is played by hand here; tests/engine has the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shmsched.memory.layouts import HEADER, SAMPLING, STEP, StepEntry, StepStatus
+from shmsched.wire import frames
+from shmsched.wire.frames import StepDescriptor, StepFlags
+
+from fuzz.world import World
+
+DONE, DEFERRED, FAILED = StepStatus.DONE, StepStatus.DEFERRED, StepStatus.FAILED
+STOP = 7
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.everybody_leaves()
+    world.close()
+
+
+class Generations:
+    """A client with sessions 1 and 2 that generate, and their engine, which has been given a batch and what follows it."""
+
+    def __init__(self, world: World, further: tuple[int, ...] = (8, 8)) -> None:
+        self.world = world
+        world.begin()
+        self.client, self.engine = world.clients[0], world.engines[0]
+        self.client.say(frames.OpenSession(2, 0, "m", b""))
+        world.turn()
+        self.engine.say(frames.SlotOpened(*self.engine.openings.pop()))
+        world.turn()
+        self.submit(*((i + 1, 0, n) for i, n in enumerate(further)))
+
+    def submit(self, *steps: tuple[int, int, int]) -> None:
+        """Decodes: of which session, where, and how many may follow."""
+        descriptors, client = [], self.client
+        stops = sum(further > 0 for _, _, further in steps)
+        for session, position, further in steps:
+            client.request += 1
+            client.tokens += 1
+            sampling = SAMPLING.pack(0, 0.0, 1.0, 0)
+            descriptors.append(
+                StepDescriptor(
+                    client.request, session, 1, position, 1, StepFlags.SAMPLED, sampling, 0, further, further > 0, 0.0
+                )
+            )
+        client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, descriptors, (STOP,) * stops))
+        self.world.turn()
+
+    def given(self, batch: int) -> list[tuple[int, int, int]]:
+        """Slot, position and token of each step of the batch; where it follows another, a place in the place of the token."""
+        memory, layout, at = self.engine.memory, self.engine.layout, self.engine.slot_of(batch)
+        number, n, _ = HEADER.unpack_from(memory, at)
+        assert number == batch
+        entries = STEP.iter_unpack(memory[at + layout.steps_offset :][: STEP.size * n])
+        tokens = np.frombuffer(memory, np.int32, n, at + layout.tokens_offset).tolist()
+        return [(e.slot, e.position, token) for e, token in zip(map(StepEntry._make, entries), tokens, strict=True)]
+
+    def answer(self, batch: int, *steps: tuple[StepStatus, int]) -> None:
+        """A status and a token for each step."""
+        assert self.engine.batches.pop(0) == batch
+        memory, layout, at = self.engine.memory, self.engine.layout, self.engine.slot_of(batch)
+        np.frombuffer(memory, np.uint8, len(steps), at + layout.statuses_offset)[:] = [status for status, _ in steps]
+        np.frombuffer(memory, np.int32, len(steps), at + layout.ids_offset)[:] = [token for _, token in steps]
+        self.say(frames.Done(batch, ("no",) * sum(status == FAILED for status, _ in steps)))
+
+    def say(self, message: frames.Done | frames.BatchFailed | frames.Skipped) -> None:
+        if not isinstance(message, frames.Done):
+            assert self.engine.batches.pop(0) == message.batch
+        self.engine.say(message)
+        self.world.turn()
+        self.world.check()
+
+    @property
+    def states(self) -> dict[str, int]:
+        counts = self.world.daemon.settling.ledger.counts()
+        found = {
+            "queued": counts.queued,
+            "in flight": counts.in_flight,
+            "completed": counts.completed,
+            "failed": counts.failed,
+            "cancelled": counts.cancelled,
+            "ignored": counts.ignored,
+        }
+        return {name: n for name, n in found.items() if n}
+
+    @property
+    def open(self) -> set[int]:
+        return set(self.client.positions)
+
+
+def test_the_engine_has_the_next_batch_before_it_has_ended_one(world: World) -> None:
+    pair = Generations(world)
+    assert pair.engine.batches == [1, 2]
+    (first, _, _), (second, _, _) = pair.given(1)
+    assert pair.given(2) == [(first, 1, 0), (second, 1, 1)]
+    # What follows is no step yet: nobody knows whether it will be one.
+    assert pair.states == {"in flight": 2}
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    assert pair.engine.batches == [2, 3]
+    assert pair.given(3) == [(first, 2, 0), (second, 2, 1)]
+    assert pair.states == {"completed": 2, "in flight": 2}
+
+
+def test_of_a_generation_that_ended_nothing_comes_whatever_the_engine_makes_of_it(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (DONE, STOP), (DONE, 6))
+    # In batch 3 is only the other one: the second of those in batch 2.
+    assert [(position, place) for _, position, place in pair.given(3)] == [(2, 1)]
+    assert pair.states == {"completed": 2, "in flight": 1}
+    pair.answer(2, (FAILED, -1), (DONE, 5))
+    assert pair.states == {"completed": 3, "queued": 1}
+    pair.say(frames.Skipped(3))
+    assert [(position, token) for _, position, token in pair.given(4)] == [(2, 5)]
+    assert pair.open == {1, 2}
+
+
+def test_after_a_step_that_was_not_done_the_engine_skips_what_follows_and_it_is_queued(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (FAILED, -1), (DONE, 6))
+    assert pair.engine.batches == [2], "a batch was given to an engine that has not answered the one before"
+    assert pair.states == {"failed": 1, "completed": 1, "queued": 1}
+    pair.say(frames.Skipped(2))
+    assert pair.engine.batches == [3, 4]
+    assert [(position, token) for _, position, token in pair.given(3)] == [(1, 6)]
+    assert pair.open == {1, 2}
+
+
+def test_a_deferred_step_and_the_one_that_follows_another_go_together_once_the_engine_has_skipped(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (DEFERRED, -1), (DONE, 6))
+    pair.say(frames.Skipped(2))
+    assert [position for _, position, _ in pair.given(3)] == [0, 1]
+    assert pair.open == {1, 2}
+
+
+def test_an_engine_that_raises_takes_nothing_that_follows(world: World) -> None:
+    pair = Generations(world)
+    pair.say(frames.BatchFailed(1, "raised"))
+    assert pair.engine.batches == [2]
+    assert pair.states == {"failed": 2}
+    pair.say(frames.Skipped(2))
+    assert pair.open == set()
+    assert pair.engine.batches == []
+
+
+def test_an_engine_that_raises_loses_the_sessions_of_generations_that_ended_meanwhile_too(world: World) -> None:
+    """It has taken a token of theirs, and nobody knows what it made of it."""
+    pair = Generations(world)
+    pair.answer(1, (DONE, STOP), (DONE, 6))
+    pair.say(frames.BatchFailed(2, "raised"))
+    assert pair.open == set()
+    pair.say(frames.Skipped(3))
+    assert pair.states == {"completed": 2, "failed": 1}
+
+
+def test_an_engine_that_skips_what_it_should_have_run_is_given_it_again(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    pair.say(frames.Skipped(2))
+    assert pair.states == {"completed": 2, "queued": 2}
+    pair.say(frames.Skipped(3))
+    assert [(position, token) for _, position, token in pair.given(4)] == [(1, 5), (1, 6)]
+    assert pair.states == {"completed": 2, "in flight": 2}
+
+
+def test_results_that_do_not_fit_lose_the_batch_and_what_follows_it(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (DONE, 5), (DONE, 10_000))
+    assert pair.states == {"failed": 2}
+    assert pair.open == set()
+    # A host that does not know of it has gone on.
+    pair.answer(2, (DONE, 5), (DONE, 5))
+    assert pair.states == {"failed": 2}
+    assert pair.engine.batches == []
+
+
+def test_a_session_that_is_cancelled_meanwhile_gets_nothing_more_and_can_go_on(world: World) -> None:
+    pair = Generations(world)
+    pair.client.say(frames.Cancel(1, 0, 0))
+    world.turn()
+    assert pair.states == {"cancelled": 1, "in flight": 1}
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    pair.submit((1, 0, 0))
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    pair.answer(3, (DONE, 5))
+    assert [position for _, position, _ in pair.given(4)] == [0, 3]
+    assert pair.open == {1, 2}
+
+
+def test_a_client_that_leaves_takes_nothing_of_the_other_s_with_it(world: World) -> None:
+    pair = Generations(world)
+    world.leave(pair.client)
+    world.turn()
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert pair.states == {"cancelled": 2, "ignored": 2}
+    assert pair.engine.batches == []
+
+
+@pytest.mark.parametrize("further", [(8, 0), (0, 8)])
+def test_the_engine_is_not_sent_ahead_while_a_client_may_come_back_for_the_same_batch(
+    world: World, further: tuple[int, int]
+) -> None:
+    pair = Generations(world, further)
+    assert pair.engine.batches == [1]
+
+
+def test_the_engine_is_not_sent_ahead_of_steps_that_wait(world: World) -> None:
+    pair = Generations(world)
+    pair.client.say(frames.Cancel(1, 0, 0))
+    pair.submit((1, 0, 8))
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    assert pair.engine.batches == [2]
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert [position for _, position, _ in pair.given(3)] == [0, 2]
+    assert pair.engine.batches == [3, 4]
