@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import repeat
 
 import numpy as np
 
@@ -260,7 +261,7 @@ class Channel:
                 self.outbox.ring.returned(message.tokens_read)
             except ValueError as e:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
-            came = self._advance(streamed) if streamed else []
+            came = self._advance(streamed) if streamed else {}
             at = n_results = 0
             pending, ids = self._pending, self._ids
             for request, n_rows, kind, waited, token, logprob in RECORD.iter_unpack(records):
@@ -292,25 +293,34 @@ class Channel:
             if self._stream.read - self._stream_told > self._stream.capacity // 4:
                 self._stream_told = self._stream.read
                 self._tell_consumed()
-        for stream, sampled in came:
-            stream.streamed(sampled)
+        for stream, tokens in came.items():
+            stream.streamed(tokens)
         if settled:
             settle(settled)
 
-    def _advance(self, streamed: bytes) -> list[tuple[TokenStream, SampledToken]]:
+    def _advance(self, streamed: bytes) -> dict[TokenStream, list[SampledToken]]:
         """The tokens of generations that go on: each is fed by the scheduler as it comes."""
-        came, now = [], time.monotonic()
+        now = time.monotonic()
+        rows_of: dict[int, list[tuple[int, float, float]]] = {}
+        waits: dict[int, float] = {}
         for request, token, logprob, waited in STREAMED.iter_unpack(streamed):
+            rows = rows_of.get(request)
+            if rows is None:
+                rows = rows_of[request] = []
+                waits[request] = waited
+            rows.append((token, logprob, now))
+        came: dict[TokenStream, list[SampledToken]] = {}
+        for request, rows in rows_of.items():
             submission = self._pending.get(request)
             if submission is None or submission.reply.withdrawn:
                 continue
             stream = submission.reply
             assert isinstance(stream, TokenStream)
-            stream.step_position = submission.session.position
             if stream.queue_wait is None:
-                stream.queue_wait = waited
-            submission.session.fed(token)
-            came.append((stream, SampledToken(token, logprob, now)))
+                stream.queue_wait = waits[request]
+            stream.step_position = submission.session.fed([row[0] for row in rows])
+            # Past the named tuple's own constructor, which is Python: 0.15 us each instead of 0.35.
+            came[stream] = list(map(tuple.__new__, repeat(SampledToken), rows))
         return came
 
     def _tell_of_room(self) -> None:

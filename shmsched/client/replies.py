@@ -117,10 +117,10 @@ class TokenStream(Reply):
         self.cancelled = self.ended = True
         self.wake()
 
-    def streamed(self, token: SampledToken) -> None:
-        """A token came, and another one will."""
+    def streamed(self, tokens: list[SampledToken]) -> None:
+        """They came, and more will."""
         if not self.ended:
-            self.tokens.append(token)
+            self.tokens += tokens
             self.wake()
 
     def settle(self, response: Response) -> None:

@@ -147,11 +147,13 @@ class SessionCore:
         self._position = start + len(tokens) // 4
         self.unfed = None
 
-    def fed(self, token: int) -> None:
-        """The scheduler has fed a token that it had just given."""
-        del self._fed[self._position :]
-        self._fed.append(token)
-        self._position += 1
+    def fed(self, tokens: list[int]) -> int:
+        """The scheduler has fed tokens that it had just given. Returns where the last of them is."""
+        history = self._fed
+        del history[self._position :]
+        history.extend(tokens)
+        self._position += len(tokens)
+        return self._position - 1
 
     def rewound(self, request: int, position: int) -> None:
         """From number ``request`` on, the session goes on at ``position``."""

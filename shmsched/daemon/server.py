@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 
-from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.client_link import PAUSE_S, ClientLink
 from shmsched.daemon.clients import Clients
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Connections, Handler
@@ -56,6 +56,8 @@ class Daemon:
         """Those that may have a batch to form at the end of this turn."""
         self.touched_clients: set[ClientLink] = set()
         """Those that have completions to hear of at the end of this turn."""
+        self._hear_later: set[ClientLink] = set()
+        """Those that are told at the next ``_tell_later``."""
         self._announced = False
         self._exit_status = 0
         self.numbers = itertools.count(1)
@@ -169,8 +171,7 @@ class Daemon:
                     self._dispatch(engines.pop(), now)
                 # The engines run while the clients are told.
                 self.connections.flush()
-            while clients:
-                clients.pop().tell_completions()
+            self._tell_clients()
             self.connections.flush()
             # A flush may find that a peer is gone, and what it held is somebody else's now.
             if not (self.sessions.slots_changed or engines or clients):
@@ -179,6 +180,22 @@ class Daemon:
             self._announce()
         if self.stopping and not self.ending and not self.sessions.open:
             self.end()
+
+    def _tell_clients(self) -> None:
+        clients, now = self.touched_clients, time.monotonic()
+        while clients:
+            link = clients.pop()
+            if link.can_hear_later(now):
+                self._hear_later.add(link)
+                if len(self._hear_later) == 1:
+                    self.loop.call_at(now + PAUSE_S, self._tell_later)
+            else:
+                link.tell_completions()
+
+    def _tell_later(self) -> None:
+        for link in self._hear_later:
+            link.tell_completions()
+        self._hear_later.clear()
 
     def _dispatch(self, engine: EngineLink, now: float) -> None:
         if engine.may_go(now):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from shmsched.daemon.linger import Linger
 from shmsched.memory.layouts import HEADER, SAMPLING, STEP, StepEntry, StepStatus
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor, StepFlags
@@ -29,10 +30,14 @@ def world() -> Iterator[World]:
 class Generations:
     """A client with sessions 1 and 2 that generate, and their engine, which has been given a batch and what follows it."""
 
-    def __init__(self, world: World, further: tuple[int, ...] = (8, 8)) -> None:
+    def __init__(self, world: World, further: tuple[int, ...] = (8, 8), linger_share: float = 0.0) -> None:
+        """``linger_share``: by itself, how long a batch takes here is chance, and so is who is waited for."""
         self.world = world
         world.begin()
         self.client, self.engine = world.clients[0], world.engines[0]
+        (link,) = world.daemon.engines.links.values()
+        link.linger = Linger(linger_share)
+        link.linger.mean_step_s = 10.0
         self.client.say(frames.OpenSession(2, 0, "m", b""))
         world.turn()
         self.engine.say(frames.SlotOpened(*self.engine.openings.pop()))
@@ -212,6 +217,15 @@ def test_the_engine_is_not_sent_ahead_while_a_client_may_come_back_for_the_same_
 ) -> None:
     pair = Generations(world, further)
     assert pair.engine.batches == [1]
+
+
+def test_the_engine_is_not_sent_ahead_while_a_session_is_expected_back(world: World) -> None:
+    pair = Generations(world, linger_share=0.5)
+    pair.answer(1, (DONE, STOP), (DONE, 6))
+    assert pair.engine.batches == [2]
+    pair.submit((1, 1, 0))
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert [position for _, position, _ in pair.given(3)] == [1, 2], "the two are in one batch"
 
 
 def test_the_engine_is_not_sent_ahead_of_steps_that_wait(world: World) -> None:
