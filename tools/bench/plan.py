@@ -41,6 +41,8 @@ class Plan:
     """Whether the scheduler goes on by itself with what was sampled, as only ours can."""
     step_us: float = 0.0
     """What the engine's forward pass costs, slept."""
+    engine: str = "echo"
+    """Ours, where it tells more than echo does."""
     max_sessions: int = 1024
     model: str = ""
     """A GGUF file, for those that run a real model."""

@@ -16,7 +16,7 @@ MANY_TOKENS = 100_000_000
 
 def start(plan: Plan, crew: Crew, stack: ExitStack) -> str:
     sizes = f"max_sessions={plan.max_sessions}&max_session_tokens={MANY_TOKENS}"
-    spec = f"echo?vocab={plan.vocab}&step_us={plan.step_us}&{sizes}"
+    spec = f"{plan.engine}?vocab={plan.vocab}&step_us={plan.step_us}&{sizes}"
     cluster = stack.enter_context(shmsched.launch(spec, max_decode_sequences=plan.batch))
 
     @contextmanager
