@@ -24,7 +24,7 @@ _DONE = int(StepStatus.DONE)
 class Pulled:
     """A batch out of its slot: its steps, copied, by column; its tokens lie where they lay."""
 
-    __slots__ = ("kinds", "packed", "positions", "slots", "tokens")
+    __slots__ = ("kinds", "lengths", "packed", "positions", "slots", "tokens")
 
     def __init__(self, packed: bytes, tokens: npt.NDArray[np.int32]) -> None:
         """``packed``: the steps as STEP packs them, one after the other."""
@@ -32,6 +32,7 @@ class Pulled:
         self.packed = packed
         self.tokens = tokens
         self.slots: list[int] = words[0::_U32S].tolist()
+        self.lengths: list[int] = words[2::_U32S].tolist()
         self.positions: list[int] = words[3::_U32S].tolist()
         self.kinds: list[int] = words[4::_U32S].tolist()
         """``output_rows`` in the lower 16 bits, ``sampled`` in the upper ones."""

@@ -159,7 +159,7 @@ class BatchView:
             packed_logprobs = _UNKNOWN * n if known is None else struct.pack(f"<{n}f", *known)
         except (struct.error, OverflowError, TypeError):
             return False
-        self._whole = packed_ids, packed_logprobs, n > 0 and min(listed) >= 0 and max(listed) < self.vocab_size
+        self._whole = packed_ids, packed_logprobs, n == 0 or (min(listed) >= 0 and max(listed) < self.vocab_size)
         return True
 
     def defer(self, i: int) -> None:

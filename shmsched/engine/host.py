@@ -16,10 +16,10 @@ import numpy.typing as npt
 from shmsched.engine.batch_slot import BatchSlot, Pulled, Results
 from shmsched.engine.batch_view import BatchView, StepRow
 from shmsched.engine.contract import Engine, EngineInfo, Limits
-from shmsched.engine.decode_view import DecodeView, sampling_params
 from shmsched.engine.guards import Guards, WroteBeyondRows
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.engine.straight_view import StraightView, sampling_params
 from shmsched.errors import (
     EngineFaulty,
     EngineSpecError,
@@ -195,10 +195,10 @@ class EngineHost:
         guards: Guards | None = None
         vocab_size = self._engine.info.vocab_size
         try:
-            view = DecodeView.of(batch, self._lengths, self._arenas, vocab_size)
+            view = StraightView.of(batch, self._lengths, self._arenas, vocab_size)
             if view is None or view.wants_raw:
                 guards = Guards(batch, self._arenas, vocab_size)
-            results = self._run_passes(batch) if view is None else self._run_decodes(view, batch)
+            results = self._run_passes(batch) if view is None else self._run_straight(view, batch)
         except Exception as e:
             say_trace()
             if guards is not None:
@@ -215,19 +215,20 @@ class EngineHost:
         else:
             self._link.send_packed(pack_done(number))
 
-    def _run_decodes(self, view: DecodeView, batch: Pulled) -> Results:
-        """What ``_run_passes`` does, for a batch of decodes, as most are: at 32 of them in a tenth of the time."""
+    def _run_straight(self, view: StraightView, batch: Pulled) -> Results:
+        """What ``_run_passes`` does, for a batch that is one pass as it stands, as most are: at 32 decodes, with a chunk of a prompt
+        or without, in a tenth of the time."""
         self._engine.forward(view)
         results = view.results()
         if results is None:
             entries = batch.entries()
             outcome = BatchOutcome(entries)
-            rows = [Row(entry.slot, entry.position, [i], 1) for i, entry in enumerate(entries)]
-            self._settle(view, rows, range(len(entries)), [0] * len(entries), entries, outcome)
+            rows = [Row(entry.slot, entry.position, [i], entry.length) for i, entry in enumerate(entries)]
+            self._settle(view, rows, view.owners, [0] * len(view.owners), entries, outcome)
             return outcome.results()
         lengths = self._lengths
-        for slot in batch.slots:
-            lengths[slot] += 1
+        for slot, length in zip(batch.slots, batch.lengths, strict=True):
+            lengths[slot] += length
         return results
 
     def _run_passes(self, batch: Pulled) -> Results:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shmsched.engine.batch_slot import Pulled
 from shmsched.engine.batch_view import StepRow
-from shmsched.engine.decode_view import DecodeView
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.engine.straight_view import StraightView
 from shmsched.memory.layouts import SAMPLING, STEP, StepEntry
 from shmsched.steps import OutputRows, SamplingParams
 
@@ -147,18 +147,23 @@ def test_a_batch_in_order_is_not_copied() -> None:
     assert np.shares_memory(flat, tokens)
 
 
-# --- a batch of decodes is its own plan -----------------------------------------------------------------------------------
+# --- a batch that is one pass as it stands is its own plan ----------------------------------------------------------------
+
+NONE, LAST = OutputRows.NONE, OutputRows.LAST
 
 
 @st.composite
-def mostly_decodes(draw: st.DrawFn) -> tuple[list[StepEntry], dict[int, int]]:
-    """Steps and the lengths of their sessions; in half of the batches something is not as in a batch of decodes."""
+def mostly_straight(draw: st.DrawFn) -> tuple[list[StepEntry], dict[int, int]]:
+    """Steps and the lengths of their sessions; in half of the batches something is not as where each session just goes on."""
     slots = draw(st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=draw(st.booleans())))
     lengths = {slot: draw(st.integers(0, 50)) for slot in slots}
     odd = draw(st.sampled_from([*range(len(slots)), *[None] * len(slots)]))
+    with_chunks = draw(st.booleans())
     entries, start = [], 0
     for i, slot in enumerate(slots):
-        length, position, rows = 1, lengths[slot], OutputRows.LAST
+        length, position, rows = 1, lengths[slot], LAST
+        if with_chunks:
+            length, rows = draw(st.integers(1, 4)), draw(st.sampled_from([LAST, LAST, NONE]))
         if i == odd:
             length, rows = draw(st.integers(1, 3)), draw(ROWS)
             position = draw(st.integers(0, position + 1))
@@ -176,13 +181,13 @@ def pulled(entries: list[StepEntry]) -> Pulled:
     return Pulled(b"".join([STEP.pack(*e) for e in entries]), tokens_of(entries))
 
 
-def view_of(entries: list[StepEntry], lengths: dict[int, int]) -> DecodeView | None:
+def view_of(entries: list[StepEntry], lengths: dict[int, int]) -> StraightView | None:
     arena = mmap.mmap(-1, 1 << 12)
-    return DecodeView.of(pulled(entries), lengths, {0: arena}, 9)
+    return StraightView.of(pulled(entries), lengths, {0: arena}, 9)
 
 
-@given(mostly_decodes())
-def test_a_batch_of_decodes_is_one_whose_plan_is_the_batch_itself(
+@given(mostly_straight())
+def test_a_batch_in_which_each_session_goes_on_is_one_whose_plan_is_the_batch_itself(
     batch: tuple[list[StepEntry], dict[int, int]],
 ) -> None:
     entries, lengths = batch
@@ -193,9 +198,9 @@ def test_a_batch_of_decodes_is_one_whose_plan_is_the_batch_itself(
     outputs, owners, within = wanted(plan[0], entries)
     as_it_stands = (
         [[(row.slot, row.position, row.steps, row.length) for row in rows] for rows in plan]
-        == [[(e.slot, e.position, [i], 1) for i, e in enumerate(entries)]]
+        == [[(e.slot, e.position, [i], e.length) for i, e in enumerate(entries)]]
         and all(lengths.get(e.slot) == e.position for e in entries)
-        and (outputs, owners, within) == (list(range(n)), list(range(n)), [0] * n)
+        and (owners, within) == ([i for i, e in enumerate(entries) if e.output_rows != NONE], [0] * len(owners))
     )
     view = view_of(entries, lengths)
     # ALL of one token is the same row as LAST; that such a batch goes the long way costs it time and nothing else.
@@ -204,32 +209,34 @@ def test_a_batch_of_decodes_is_one_whose_plan_is_the_batch_itself(
         return
     assert as_it_stands
     # It shows the engine what the view of any batch does.
+    assert list(view.owners) == owners
     assert view.tokens.tolist() == flat.tolist()
     assert (view.positions.dtype, view.positions.tolist()) == (np.int32, positions.tolist())
     assert (view.outputs.dtype, view.outputs.tolist()) == (np.int32, outputs)
-    rows = [StepRow(e.slot, i, 1) for i, e in enumerate(entries)]
+    rows = [StepRow(e.slot, e.start, e.length) for e in entries]
     assert list(view.steps) == rows == [view.steps[i] for i in range(n)] == view.steps[:]
     assert {type(row) for row in view.steps} == {StepRow}
     assert (len(view.steps), view.steps[-1]) == (n, rows[-1])
-    params = [SamplingParams(0.0, 1.0, 0, e.slot) if e.sampled else None for e in entries]
-    assert list(view.sampling) == params == [view.sampling[k] for k in range(n)] == view.sampling[:]
-    assert len(view.sampling) == n
+    params = [SamplingParams(0.0, 1.0, 0, entries[i].slot) if entries[i].sampled else None for i in owners]
+    assert list(view.sampling) == params == [view.sampling[k] for k in range(len(owners))] == view.sampling[:]
+    assert len(view.sampling) == len(owners)
     assert (None in view.sampling) == (None in params)
-    assert SamplingParams(seed=entries[0].slot) in view.sampling or params[0] is None
-    assert [row is None for row in view._raw_rows] == [bool(e.sampled) for e in entries]
+    assert all(param in view.sampling for param in params)
+    assert [row is None for row in view._raw_rows] == [bool(entries[i].sampled) for i in owners]
+    assert view.wants_raw == (None in params)
 
 
-@given(mostly_decodes(), st.data())
+@given(mostly_straight(), st.data())
 def test_answers_noted_at_once_are_those_noted_one_by_one(
     batch: tuple[list[StepEntry], dict[int, int]], data: st.DataObject
 ) -> None:
-    entries = [e._replace(start=i, length=1, output_rows=OutputRows.LAST) for i, e in enumerate(batch[0])]
+    entries = [e._replace(output_rows=min(e.output_rows, LAST)) for e in batch[0]]
     view = view_of(entries, {e.slot: e.position for e in entries})
     assume(view is not None)
     assert view is not None
-    ids = {k: data.draw(st.integers(-1, 9)) for k, e in enumerate(entries) if e.sampled}
+    ids = {k: data.draw(st.integers(-1, 9)) for k, i in enumerate(view.owners) if entries[i].sampled}
     logprobs = {k: data.draw(st.floats(-9, 0, width=32)) for k in ids}
-    if len(ids) == len(entries) and data.draw(st.booleans()):
+    if len(ids) == len(view.owners) and data.draw(st.booleans()):
         view.set_tokens(0, list(ids.values()), list(logprobs.values()))
     else:
         for k in ids:
@@ -242,9 +249,10 @@ def test_answers_noted_at_once_are_those_noted_one_by_one(
         return
     one_by_one = BatchOutcome(entries)
     for i, e in enumerate(entries):
-        one_by_one.done(Row(e.slot, e.position, [i], 1))
-        if e.sampled:
-            assert 0 <= ids[i] < 9
-            one_by_one.set_token(i, 0, ids[i], logprobs[i])
+        one_by_one.done(Row(e.slot, e.position, [i], e.length))
+    for k, i in enumerate(view.owners):
+        if k in ids:
+            assert 0 <= ids[k] < 9
+            one_by_one.set_token(i, 0, ids[k], logprobs[k])
     assert results == one_by_one.results()
-    assert view.token_ids.tolist() == [ids.get(k, -1) for k in range(len(entries))]
+    assert view.token_ids.tolist() == [ids.get(k, -1) for k in range(len(view.owners))]

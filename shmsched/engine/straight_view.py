@@ -1,11 +1,11 @@
-"""The batch that most batches are: decodes and nothing else. Of its view only what the engine asks for is made."""
+"""The batch that most batches are: one pass as it stands. Of its view only what the engine asks for is made."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import overload
 
 import numpy as np
@@ -17,7 +17,8 @@ from shmsched.memory.layouts import LOGIT, SAMPLING, StepStatus
 from shmsched.steps import OutputRows, SamplingParams
 
 _RAW = int(OutputRows.LAST)
-_KINDS = frozenset((_RAW, _RAW | 1 << 16))
+_SILENT = frozenset((int(OutputRows.NONE), OutputRows.NONE | 1 << 16))
+_KINDS = _SILENT | {_RAW, _RAW | 1 << 16}
 _DONE = bytes([StepStatus.DONE])
 
 
@@ -53,24 +54,26 @@ class DecodeSteps(Sequence[StepRow]):
         return StepRow(self._slots[start], start, 1)
 
 
-class DecodeSampling(Sequence[SamplingParams | None]):
-    """How each of them is sampled, unpacked once it is read: whether a step is sampled at all costs nothing to ask (``None in
+class OutputSampling(Sequence[SamplingParams | None]):
+    """How each output is sampled, unpacked once it is read: whether one is sampled at all costs nothing to ask (``None in
     sampling``), and an engine that does not sample asks for no more."""
 
-    def __init__(self, batch: Pulled, raw: Sequence[int]) -> None:
+    def __init__(self, batch: Pulled, owners: Sequence[int], raw: Sequence[int]) -> None:
         self._batch = batch
+        self._owners = owners
         self._raw = raw
 
     @lazily
     def _params(self) -> list[SamplingParams | None]:
         packed = self._batch.sampling()
-        if not self._raw:
+        if not self._raw and len(packed) == len(self._owners):
             return list(map(sampling_params, packed))
+        kinds = self._batch.kinds
         # A raw step's place for them holds anything.
-        return [None if kind == _RAW else sampling_params(p) for kind, p in zip(self._batch.kinds, packed, strict=True)]
+        return [None if kinds[i] == _RAW else sampling_params(packed[i]) for i in self._owners]
 
     def __len__(self) -> int:
-        return len(self._batch.slots)
+        return len(self._owners)
 
     def __contains__(self, params: object) -> bool:
         return len(self._raw) > 0 if params is None else params in self._params
@@ -86,35 +89,49 @@ class DecodeSampling(Sequence[SamplingParams | None]):
         return self._params[k]
 
 
-class DecodeView(BatchView):
-    """A batch in which each step is one token of a session of its own, which goes on where that session ends, and has one
-    output row. It is one pass as it stands, and output k is that of step k."""
+class StraightView(BatchView):
+    """A batch in which each step is of a session of its own and goes on where that session ends, with one output row for its last
+    token or none. It is one pass as it stands."""
 
-    def __init__(self, batch: Pulled, raw: Sequence[int], arenas: Mapping[int, mmap.mmap], vocab_size: int) -> None:
-        """``raw``: the steps that want raw logits. ``arenas``: the memory of each client's arena, by client."""
+    def __init__(
+        self,
+        batch: Pulled,
+        owners: Sequence[int],
+        raw: Sequence[int],
+        arenas: Mapping[int, mmap.mmap],
+        vocab_size: int,
+    ) -> None:
+        """``owners``: the step of each output. ``raw``: the outputs that are not sampled. ``arenas``: the memory of each client's
+        arena, by client."""
         n = len(batch.slots)
         self._batch = batch
         self._arenas = arenas
-        self.steps = DecodeSteps(batch.slots)
-        self.sampling = DecodeSampling(batch, raw)
-        self._begin(batch.tokens, n, n, raw, vocab_size)
+        self.owners = owners
+        # Where each step has one token, which is nearly always, nothing has to be added up.
+        self._are_decodes = len(batch.tokens) == n
+        if self._are_decodes:
+            self.steps = DecodeSteps(batch.slots)
+        else:
+            starts = accumulate(batch.lengths, initial=0)
+            rows = zip(batch.slots, starts, batch.lengths, strict=False)
+            self.steps = list(map(tuple.__new__, repeat(StepRow), rows))
+        self.sampling = OutputSampling(batch, owners, raw)
+        self._begin(batch.tokens, n, len(owners), raw, vocab_size)
 
     @classmethod
     def of(
         cls, batch: Pulled, lengths: Mapping[int, int], arenas: Mapping[int, mmap.mmap], vocab_size: int
-    ) -> DecodeView | None:
-        """The view of this batch, if it is one of decodes. ``lengths``: of the session in each slot."""
+    ) -> StraightView | None:
+        """The view of this batch, if it is such a one. ``lengths``: of the session in each slot."""
         slots, kinds = batch.slots, batch.kinds
         n = len(slots)
-        if (
-            len(batch.tokens) != n
-            or len(set(slots)) != n
-            or list(map(lengths.get, slots)) != batch.positions
-            or not _KINDS.issuperset(kinds)
-        ):
+        if len(set(slots)) != n or list(map(lengths.get, slots)) != batch.positions or not _KINDS.issuperset(kinds):
             return None
-        raw = [i for i, kind in enumerate(kinds) if kind == _RAW] if _RAW in kinds else ()
-        return cls(batch, raw, arenas, vocab_size)
+        owners: Sequence[int] = range(n)
+        if not _SILENT.isdisjoint(kinds):
+            owners = [i for i in owners if kinds[i] not in _SILENT]
+        raw = [k for k, i in enumerate(owners) if kinds[i] == _RAW] if _RAW in kinds else ()
+        return cls(batch, owners, raw, arenas, vocab_size)
 
     @property
     def wants_raw(self) -> bool:
@@ -122,11 +139,18 @@ class DecodeView(BatchView):
 
     @lazily
     def positions(self) -> Int32s:
-        return np.array(self._batch.positions, np.int32)
+        positions = np.array(self._batch.positions, np.int32)
+        if self._are_decodes:
+            return positions
+        starts = np.array([start for _, start, _ in self.steps], np.int32)
+        return np.repeat(positions - starts, self._batch.lengths) + np.arange(len(self.tokens), dtype=np.int32)
 
     @lazily
     def outputs(self) -> Int32s:
-        return np.arange(self._n_outputs, dtype=np.int32)
+        if self._are_decodes:
+            return np.array(self.owners, np.int32)
+        ends = list(accumulate(self._batch.lengths))
+        return np.array([ends[i] - 1 for i in self.owners], np.int32)
 
     @lazily
     def _raw_rows(self) -> Sequence[Floats | None]:
@@ -134,7 +158,7 @@ class DecodeView(BatchView):
         if self._raw_outputs:
             places, arenas, vocab_size = self._batch.places(), self._arenas, self.vocab_size
             for k in self._raw_outputs:
-                client, offset = places[k]
+                client, offset = places[self.owners[k]]
                 rows[k] = np.frombuffer(arenas[client], LOGIT, vocab_size, offset)
         return rows
 
