@@ -14,6 +14,7 @@ from typing import Any
 import posix_ipc
 
 from shmsched import dying
+from shmsched.client import answers
 from shmsched.client.channel import Channel
 from shmsched.client.leases import ClientArena
 from shmsched.client.state import Greeting
@@ -140,7 +141,7 @@ class DeathPoint(Enum):
     DAEMON_SETTLED = "daemon-settled"
     """Completions are in the client's segment; they were not announced."""
     DAEMON_STREAMED = "daemon-streamed"
-    """A token of a generation is settled; it is not in the client's segment yet, and the next step is not queued."""
+    """Tokens of generations are settled; they are not in the client's segment yet, and the next steps are not queued."""
     DAEMON_IN_COMPLETIONS = "daemon-in-completions"
     """Half of the frame that announces completions is sent."""
     DAEMON_HEARD_CLOSE = "daemon-heard-close"
@@ -171,7 +172,7 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.CLIENT_SUBMITTED: (Link, "send_packed", _SENT(frames.Submit)),
     DeathPoint.CLIENT_IN_FLUSH: (Link, "flush", dying.half_of_what_waits),
     DeathPoint.CLIENT_HEARD_COMPLETIONS: (Channel, "completions", dying.before),
-    DeathPoint.CLIENT_READ_TOKENS: (Channel, "_advance", dying.after),
+    DeathPoint.CLIENT_READ_TOKENS: (answers, "tokens_of", dying.after),
     DeathPoint.CLIENT_ASKED_FOR_ARENA: (Link, "send", _SENT(frames.OpenArena)),
     DeathPoint.CLIENT_HEARD_OF_ARENA: (ClientArena, "__init__", dying.before),
     DeathPoint.CLIENT_HOLDS_LEASES: (ClientArena, "lease", dying.after),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from itertools import repeat
 
 import numpy as np
 
+from shmsched.client.replies import SampledToken, TokenStream
 from shmsched.client.submission import Submission
 from shmsched.futures import LightFuture, set_results
-from shmsched.memory.layouts import RESULT_DTYPE
+from shmsched.memory.layouts import RESULT_DTYPE, STREAMED
 from shmsched.steps import Response
 
 Answered = tuple[Submission, int, float, Response | None]
@@ -34,6 +37,33 @@ def settle(settled: list[Answered]) -> None:
             else:
                 reply.settle(response)
     set_results(futures)
+
+
+def tokens_of(streamed: bytes, pending: Mapping[int, Submission]) -> dict[TokenStream, list[SampledToken]]:
+    """What the streams of generations that go on have got: each token is fed by the scheduler as it comes. ``streamed``: as they
+    lie in the ring. ``pending``: what is on its way, by the number of its step."""
+    now = time.monotonic()
+    rows_of: dict[int, list[tuple[int, float, float]]] = {}
+    waits: dict[int, float] = {}
+    for request, token, logprob, waited in STREAMED.iter_unpack(streamed):
+        rows = rows_of.get(request)
+        if rows is None:
+            rows = rows_of[request] = []
+            waits[request] = waited
+        rows.append((token, logprob, now))
+    came: dict[TokenStream, list[SampledToken]] = {}
+    for request, rows in rows_of.items():
+        submission = pending.get(request)
+        if submission is None or submission.reply.withdrawn:
+            continue
+        stream = submission.reply
+        assert isinstance(stream, TokenStream)
+        if stream.queue_wait is None:
+            stream.queue_wait = waits[request]
+        stream.step_position = submission.session.fed([row[0] for row in rows])
+        # Past the named tuple's own constructor, which is Python: 0.15 us each instead of 0.35.
+        came[stream] = list(map(tuple.__new__, repeat(SampledToken), rows))
+    return came
 
 
 def response_of(submission: Submission, results: bytes, first: int, n_rows: int) -> Response:

@@ -215,7 +215,7 @@ class ClientLink:
                 f"streamed tokens read up to {read}; they are written from {self._stream_read} to {self._stream.written}"
             )
         self._stream_read = read
-        while self._unstreamed and self._stream_room:
+        while self._unstreamed and self.stream_room:
             step = next(iter(self._unstreamed))
             self._stream.append(step.request, *self._unstreamed.pop(step))
             self._has_news(self)
@@ -223,7 +223,8 @@ class ClientLink:
             daemon.queue(step)
 
     @property
-    def _stream_room(self) -> int:
+    def stream_room(self) -> int:
+        """For how many tokens of generations that go on there is room."""
         return self._stream.capacity - (self._stream.written - self._stream_read)
 
     def cancel(self, message: frames.Cancel, daemon: Daemon) -> None:
@@ -287,20 +288,19 @@ class ClientLink:
             self._results.extend(rows.tobytes())
         self._records.append(step.request, n, TOKENS, waited, 0, 0.0)
 
-    def stream(self, follower: Step, token: int, logprob: float, waited: float) -> bool:
-        """Write a token of a generation that goes on with ``follower``, which has taken over the room for its last answer.
+    def stream(self, rows: list[bytes]) -> None:
+        """Write tokens of generations that go on, no more than ``stream_room``, as STREAMED packs them."""
+        if rows:
+            self._stream.append_packed(rows)
+            self._has_news(self)
 
-        False if there is no room: ``follower`` is queued once the client has read. So a client that does not read slows its
-        own generations, and what waits here is one token for each.
+    def hold_back(self, follower: Step, token: int, logprob: float, waited: float) -> None:
+        """There is no room for a token of a generation that goes on with ``follower``, which has taken over the room for its last
+        answer: it is queued once the client has read.
+
+        So a client that does not read slows its own generations, and what waits here is one token for each.
         """
-        stream = self._stream
-        if stream.written - self._stream_read >= stream.capacity:
-            self._unstreamed[follower] = (token, logprob, waited)
-            return False
-        stream.waiting.append(STREAMED.pack(follower.request, token, logprob, waited))
-        stream.written += 1
-        self._has_news(self)
-        return True
+        self._unstreamed[follower] = (token, logprob, waited)
 
     def settled_without_answer(self, step: Step) -> None:
         """The room that was reserved for its answer is free again."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shmsched.daemon.state import Session, Step
 from shmsched.errors import ErrorCode
-from shmsched.memory.layouts import RECORD, RecordKind
+from shmsched.memory.layouts import RECORD, STREAMED, RecordKind
 from shmsched.scheduling import Ledger, StepState
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ class Settling:
         if not self.ledger.complete_all(steps):
             return None
         followers: list[Step | None] = []
-        now, numbers = time.monotonic(), daemon.numbers
+        now, numbers, pack = time.monotonic(), daemon.numbers, STREAMED.pack
+        # What each client's stream gets is gathered: 0.6 us less a token.
+        streams: dict[ClientLink, list[bytes]] = {}
+        streaming: ClientLink | None = None
+        rows: list[bytes] = []
+        room = n_entered = 0
         for step in steps:
             session, wanted, waited = step.session, step.wanted, started - step.entered
             client, outstanding, generation = session.client, session.outstanding, wanted.generation
@@ -73,11 +78,23 @@ class Settling:
                 follower = Step(number, session, 1, step.request, token.to_bytes(4, "little"), position, wanted, now)
                 outstanding[number] = follower
                 session.next_position = position + 1
-                self.ledger.enter_all((follower,))
+                n_entered += 1
                 if wanted.deadline:
                     daemon.deadlines.add(follower)
-                followers.append(follower if client.stream(follower, token, logprobs[at], waited) else None)
+                if client is not streaming:
+                    streaming = client
+                    rows = streams.setdefault(client, [])
+                    room = client.stream_room
+                if len(rows) < room:
+                    rows.append(pack(step.request, token, logprobs[at], waited))
+                    followers.append(follower)
+                else:
+                    client.hold_back(follower, token, logprobs[at], waited)
+                    followers.append(None)
             at += wanted.n_results
+        self.ledger.enter_many(n_entered)
+        for client, rows in streams.items():
+            client.stream(rows)
         return followers
 
     def fail_from(self, session: Session, first: int, position: int, code: ErrorCode, message: str) -> int:

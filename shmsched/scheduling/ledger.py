@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -69,10 +68,10 @@ class Ledger:
         self.submitted += 1
         self.queued += 1
 
-    def enter_all(self, steps: Sequence[T]) -> None:
-        """New steps, made as queued ones."""
-        self.submitted += len(steps)
-        self.queued += len(steps)
+    def enter_many(self, n: int) -> None:
+        """So many new steps, made as queued ones."""
+        self.submitted += n
+        self.queued += n
 
     def dispatch(self, steps: list[T]) -> None:
         """A batch of queued steps is handed out."""

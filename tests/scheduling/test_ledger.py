@@ -15,7 +15,7 @@ class Tracked:
 @given(st.lists(st.sampled_from(["complete", "fail", "cancel", "requeue", ""]), max_size=6))
 def test_a_batch_is_completed_as_a_whole_or_not_at_all(meanwhile: list[str]) -> None:
     ledger, steps = Ledger(), [Tracked() for _ in meanwhile]
-    ledger.enter_all(steps)
+    ledger.enter_many(len(steps))
     ledger.dispatch(steps)
     for step, what in zip(steps, meanwhile, strict=True):
         if what:
