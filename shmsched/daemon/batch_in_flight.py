@@ -45,12 +45,14 @@ class BatchInFlight:
 
 class Following(NamedTuple):
     """The decodes that an engine was told to go on with once it has finished its batch: steps only from then on, if they still are
-    to come. Whoever was told to stop by a token, or was cancelled, is in the engine's batch, and nothing comes of it."""
+    to come. Whose generation has ended meanwhile is in the engine's batch, and nothing comes of it."""
 
     number: int
     after: list[int]
     """Which steps of the batch that runs they come after."""
     sessions: list[Session]
+    deadline: float
+    """The first of theirs."""
 
     def begin(self, followers: Sequence[Step | None], now: float) -> BatchInFlight:
         """``followers``: what comes after each step of the batch that has ended. The engine runs them by now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shmsched.daemon.batch_in_flight import BatchInFlight, Following
@@ -43,6 +44,7 @@ class BatchesInHand:
             return None
         after: list[int] = []
         steps: list[Step] = []
+        deadline = math.inf
         for k, step in enumerate(batch.steps):
             wanted = step.wanted
             if wanted.generation is None or wanted.n_results != 1:
@@ -51,11 +53,13 @@ class BatchesInHand:
             if wanted.generation.further and step.state is IN_FLIGHT:
                 after.append(k)
                 steps.append(step)
+                if wanted.deadline:
+                    deadline = min(deadline, wanted.deadline)
         if not steps:
             return None
         self.given = number = self.given + 1
         self.given_ahead += 1
-        self.following = Following(number, after, [step.session for step in steps])
+        self.following = Following(number, after, [step.session for step in steps], deadline)
         self._slot(number).write_following(
             number, steps, after if batch.places is None else [batch.places[k] for k in after]
         )

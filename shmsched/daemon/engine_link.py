@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
 RECENT_BATCHES = 256
+LONG_STEP_S = 0.002
+"""An engine that takes less has run its next batch as well before the scheduler, if it is patient, has seen to this one."""
 WARNING_SHARE = 0.5
 """Of the step time-out: after that much of it a silent engine is named in the log."""
 # Plain numbers: to compare one with a member of an enum takes several times as long.
@@ -132,6 +134,11 @@ class EngineLink:
         """What it runs."""
         return self.in_hand.running
 
+    @property
+    def has_its_next(self) -> bool:
+        """For some time to come it needs nothing of the scheduler."""
+        return self.in_hand.following is not None and self.linger.mean_step_s > LONG_STEP_S
+
     # --- batches --------------------------------------------------------------------------------------------------------
 
     def may_go(self, now: float) -> bool:
@@ -176,11 +183,16 @@ class EngineLink:
 
         ``ran``: not where the engine skips what was to follow.
         """
-        follows, now = self.in_hand.following is not None, self.heard_at
-        if follows:
-            daemon.settling.ledger.dispatch(self.in_hand.go_on(followers if ran else (), now))
-        if not (follows and ran):
-            daemon.queue_all(self, [step for step in followers if step is not None], now)
+        following, now = self.in_hand.following, self.heard_at
+        begun: Sequence[Step | None] = followers if ran else ()
+        queued = followers if following is None or not ran else ()
+        if following is not None:
+            if ran and following.deadline <= now:
+                # Who was not dispatched by its deadline is queued, where that is found out.
+                queued = [step for step in followers if step is not None and 0.0 < step.wanted.deadline <= now]
+                begun = [None if step in queued else step for step in followers]
+            daemon.settling.ledger.dispatch(self.in_hand.go_on(begun, now))
+        daemon.queue_all(self, [step for step in queued if step is not None], now)
 
     def _attach_arenas(self, steps: list[Step]) -> None:
         """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""
@@ -313,7 +325,7 @@ class EngineLink:
         self.tokens_run += n_tokens
         self.busy_s += seconds
         self.recent.append(BatchSummary(batch.number, decodes, n_steps - decodes, n_tokens, seconds, time.time()))
-        self.linger.batch_ended(now, seconds, came)
+        self.linger.batch_ended(now, seconds, n_tokens, came, self.queues.queued_chunks > 0)
 
     def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:
         if step.state is StepState.IN_FLIGHT:

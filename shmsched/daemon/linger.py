@@ -5,6 +5,10 @@ split them over two batches, or let a pure prefill batch slip in front of their 
 until every expected session is back, or until a deadline that follows the measured turnaround and never exceeds a small
 share of the engine's mean step time. With no session expected it does not wait at all; and a session that is known to
 take longer than that share (a reader, a tool call) is not expected.
+
+Where no prompt could slip in front, waiting saves only what of a step does not grow with its size: two half batches take no longer
+than a whole one on an engine that has its work step by step, and the clients of one half can work while the other half runs. So the
+share is then of that part alone.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ takes less than half a millisecond nothing is noted of who comes back, either, w
 _GAIN = 0.125
 """Weight of a new sample in the running means (as TCP smooths round trips, RFC 6298)."""
 _SESSION_GAIN = 0.25
+_FIT_GAIN = 1 / 32
+"""Of what a step costs for each of its tokens, and at all: a fit needs more samples than a mean."""
+_LEAST_SPREAD = 0.02
+"""Of the mean size; batches more alike than that tell nothing of what their size costs."""
 _DEVIATIONS = 4.0
 _SLOWEST = 8.0
 """A session's sample counts as at most so many waits, so that one pause does not rule it out for long."""
@@ -36,6 +44,8 @@ class Linger:
         self._turnaround = 0.0
         self._deviation = 0.0
         self.mean_step_s = 0.0
+        self._longest = 0.0
+        self._fit = SizeFit()
 
     @property
     def expected(self) -> int:
@@ -43,14 +53,19 @@ class Linger:
 
     @property
     def longest(self) -> float:
-        """The most that is ever waited."""
-        return self._share * self.mean_step_s
+        """The most that is waited before the next batch."""
+        return self._longest
 
-    def batch_ended(self, now: float, seconds: float, sessions: Iterable[int]) -> None:
-        """A batch that took ``seconds`` ended; each of ``sessions`` got a token, has nothing queued, and may come back."""
+    def batch_ended(self, now: float, seconds: float, tokens: int, sessions: Iterable[int], prompts_wait: bool) -> None:
+        """A batch of so many tokens took ``seconds``; each of ``sessions`` got one, has nothing queued, and may come back.
+
+        ``prompts_wait``: chunks of prompts are queued, and would go without them.
+        """
         self.mean_step_s += _GAIN * (seconds - self.mean_step_s) if self.mean_step_s else seconds
+        self._fit.add(tokens, seconds)
         self._since = now
-        longest = self.longest
+        saved = self.mean_step_s if prompts_wait else min(self.mean_step_s, self._fit.fixed)
+        self._longest = longest = self._share * saved
         if longest < LEAST_S:
             self._answered.clear()
             self._expected.clear()
@@ -69,7 +84,7 @@ class Linger:
     def came_back(self, sessions: Iterable[int], now: float) -> None:
         """A step of each of ``sessions`` was submitted."""
         answers, usual, expected = self._answered, self._usual, self._expected
-        most = _SLOWEST * self.longest
+        most = _SLOWEST * self._longest
         for session in sessions:
             answered = answers.pop(session, None)
             if answered is None:
@@ -95,8 +110,36 @@ class Linger:
             return 0.0
         turnaround = self._turnaround + _DEVIATIONS * self._deviation
         # Before anything was measured, the share alone bounds the wait.
-        return self._since + (min(turnaround, self.longest) if turnaround else self.longest)
+        return self._since + (min(turnaround, self._longest) if turnaround else self._longest)
 
     def gave_up(self) -> None:
         """A batch goes without those still expected; what they really take is learned when they do come back."""
         self._expected.clear()
+
+
+class SizeFit:
+    """What a step takes at all, and for each of its tokens: a line through (tokens, seconds), the latest weighing most."""
+
+    __slots__ = ("_n", "_together", "_tokens", "_tokens_spread", "seconds")
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._tokens = self.seconds = 0.0
+        self._tokens_spread = self._together = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._n += 1
+        gain = max(_FIT_GAIN, 1.0 / self._n)
+        off, late = tokens - self._tokens, seconds - self.seconds
+        self._tokens += gain * off
+        self.seconds += gain * late
+        self._tokens_spread = (1.0 - gain) * (self._tokens_spread + gain * off * off)
+        self._together = (1.0 - gain) * (self._together + gain * off * late)
+
+    @property
+    def fixed(self) -> float:
+        """Seconds that a step takes however small it is. All of them, as long as sizes have not differed enough to tell."""
+        if self._tokens_spread <= (_LEAST_SPREAD * self._tokens) ** 2:
+            return self.seconds
+        per_token = self._together / self._tokens_spread
+        return min(self.seconds, max(0.0, self.seconds - per_token * self._tokens))

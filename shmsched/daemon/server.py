@@ -19,6 +19,7 @@ from shmsched.daemon.engines import Engines
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
 from shmsched.daemon.loop import EventLoop
 from shmsched.daemon.overload import Overload
+from shmsched.daemon.patience import Patience
 from shmsched.daemon.placement import Placement
 from shmsched.daemon.sessions import Sessions
 from shmsched.daemon.settling import Settling
@@ -58,6 +59,7 @@ class Daemon:
         """Those that have completions to hear of at the end of this turn."""
         self._hear_later: set[ClientLink] = set()
         """Those that are told at the next ``_tell_later``."""
+        self._patience = Patience()
         self._announced = False
         self._exit_status = 0
         self.numbers = itertools.count(1)
@@ -112,7 +114,7 @@ class Daemon:
 
     def take_in(self, engine: EngineLink, steps: list[Step], now: float) -> None:
         """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
-        self.settling.ledger.enter_all(steps)
+        self.settling.ledger.enter_many(len(steps))
         self.queue_all(engine, steps, now)
 
     def queue_all(self, engine: EngineLink, steps: list[Step], now: float) -> None:
@@ -169,6 +171,7 @@ class Daemon:
                 self.deadlines.expire(now)
                 while engines:
                     self._dispatch(engines.pop(), now)
+                self._patience.be(self._all_have_their_next())
                 # The engines run while the clients are told.
                 self.connections.flush()
             self._tell_clients()
@@ -180,6 +183,10 @@ class Daemon:
             self._announce()
         if self.stopping and not self.ending and not self.sessions.open:
             self.end()
+
+    def _all_have_their_next(self) -> bool:
+        running = [engine for engine in self.engines.links.values() if engine.batch is not None]
+        return bool(running) and all(engine.has_its_next for engine in running)
 
     def _tell_clients(self) -> None:
         clients, now = self.touched_clients, time.monotonic()

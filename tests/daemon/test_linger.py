@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,12 +13,17 @@ from shmsched.daemon.linger import LEAST_S, Linger
 SHARE = 0.05
 
 
+def ended(linger: Linger, now: float, seconds: float, sessions: Iterable[int]) -> None:
+    """A batch of the same size as all others."""
+    linger.batch_ended(now, seconds, 8, sessions, False)
+
+
 def warmed(turnaround: float = 0.001, step: float = 0.1, sessions: int = 2, rounds: int = 60) -> tuple[Linger, float]:
     """Sessions that come back after ``turnaround``, each time. Returns the time at which the next batch ends too."""
     linger, now = Linger(SHARE), 100.0
     for _ in range(rounds):
         now += step
-        linger.batch_ended(now, step, range(sessions))
+        ended(linger, now, step, range(sessions))
         for session in range(sessions):
             linger.came_back([session], now + turnaround)
     return linger, now + step
@@ -26,14 +33,14 @@ def test_nobody_expected_no_wait() -> None:
     linger = Linger(SHARE)
     assert linger.expected == 0
     assert linger.deadline() <= 0.0
-    linger.batch_ended(10.0, 0.1, [])
+    ended(linger, 10.0, 0.1, [])
     assert linger.expected == 0
     assert linger.deadline() <= 0.0
 
 
 def test_once_everyone_is_back_nothing_is_waited_for() -> None:
     linger, now = warmed()
-    linger.batch_ended(now, 0.1, [0, 1])
+    ended(linger, now, 0.1, [0, 1])
     linger.came_back([0], now + 0.0005)
     assert linger.expected == 1
     assert linger.deadline() > now + 0.0005
@@ -45,7 +52,7 @@ def test_once_everyone_is_back_nothing_is_waited_for() -> None:
 @pytest.mark.parametrize("end", ["forget", "gave_up"])
 def test_nobody_waits_for_who_is_gone_or_given_up(end: str) -> None:
     linger, now = warmed()
-    linger.batch_ended(now, 0.1, [0])
+    ended(linger, now, 0.1, [0])
     if end == "forget":
         linger.forget(0)
     else:
@@ -56,34 +63,34 @@ def test_nobody_waits_for_who_is_gone_or_given_up(end: str) -> None:
 
 def test_the_first_time_the_share_is_the_bound() -> None:
     linger = Linger(SHARE)
-    linger.batch_ended(10.0, 0.2, [1])
+    ended(linger, 10.0, 0.2, [1])
     assert linger.deadline() == pytest.approx(10.0 + 0.2 * SHARE)
 
 
 def test_the_deadline_follows_what_turnarounds_were_measured() -> None:
     linger, now = warmed(turnaround=0.001, step=0.1)
-    linger.batch_ended(now, 0.1, [0, 1])
+    ended(linger, now, 0.1, [0, 1])
     wait = linger.deadline() - now
     assert 0.001 <= wait <= 0.002, "a wait far beyond what sessions take is lost time"
 
 
 def test_nothing_is_noted_of_who_comes_back_to_an_engine_too_quick_to_wait_for() -> None:
     linger = Linger(SHARE)
-    linger.batch_ended(10.0, 0.9 * LEAST_S / SHARE, [1, 2])
+    ended(linger, 10.0, 0.9 * LEAST_S / SHARE, [1, 2])
     assert (linger.expected, linger.minds) == (0, False)
     assert linger.deadline() <= 10.0
     for i in range(20):
-        linger.batch_ended(11.0 + i, 2 * LEAST_S / SHARE, [1, 2])
+        ended(linger, 11.0 + i, 2 * LEAST_S / SHARE, [1, 2])
     assert (linger.expected, linger.minds) == (2, True)
     assert linger.deadline() > 30.0
     for i in range(20):
-        linger.batch_ended(31.0 + i, 0.5 * LEAST_S / SHARE, [1, 2])
+        ended(linger, 31.0 + i, 0.5 * LEAST_S / SHARE, [1, 2])
     assert (linger.expected, linger.minds) == (0, False)
 
 
 def test_a_share_of_nothing_is_no_wait() -> None:
     linger = Linger(0.0)
-    linger.batch_ended(10.0, 0.2, [1])
+    ended(linger, 10.0, 0.2, [1])
     assert linger.deadline() <= 10.0
 
 
@@ -105,7 +112,7 @@ def test_never_longer_than_the_share_of_the_mean_step(
     for seconds, sessions in batches:
         now += seconds
         steps.append(seconds)
-        linger.batch_ended(now, seconds, {session for session, _ in sessions})
+        ended(linger, now, seconds, {session for session, _ in sessions})
         assert min(steps) <= linger.mean_step_s * (1 + 1e-9)
         assert linger.mean_step_s <= max(steps) * (1 + 1e-9)
         assert linger.deadline() <= now + SHARE * linger.mean_step_s * (1 + 1e-9)
@@ -120,7 +127,7 @@ def test_never_longer_than_the_share_of_the_mean_step(
 
 def run(linger: Linger, now: float, turnarounds: dict[int, float], step: float = 0.1) -> tuple[bool, float]:
     """A batch of all these sessions; each comes back in its time. Whether session 9 was waited for, and the time after."""
-    linger.batch_ended(now, step, turnarounds)
+    ended(linger, now, step, turnarounds)
     longest = linger.longest
     for session, seconds in turnarounds.items():
         if seconds <= longest:
@@ -140,7 +147,7 @@ def test_a_slow_session_is_learned_and_not_waited_for_while_the_quick_ones_are()
         one, now = run(linger, now, {1: 0.001, 2: 0.001, 9: 5.0})
         waited.append(one)
     assert waited[-8:] == [False] * 8
-    linger.batch_ended(now, 0.1, [1, 2, 9])
+    ended(linger, now, 0.1, [1, 2, 9])
     assert linger.expected == 2
 
 
@@ -148,7 +155,7 @@ def test_a_slow_session_does_not_spoil_the_turnaround_of_the_others() -> None:
     linger, now = Linger(SHARE), 100.0
     for _ in range(60):
         _, now = run(linger, now, {1: 0.001, 9: 5.0})
-    linger.batch_ended(now, 0.1, [1])
+    ended(linger, now, 0.1, [1])
     assert linger.deadline() - now <= 0.003
 
 
@@ -160,7 +167,7 @@ def test_one_pause_does_not_rule_a_session_out_for_long(quick_before: int) -> No
     _, now = run(linger, now, {9: 60.0})
     for _ in range(10):
         _, now = run(linger, now, {9: 0.001})
-    linger.batch_ended(now, 0.1, [9])
+    ended(linger, now, 0.1, [9])
     assert linger.expected == 1
 
 
@@ -168,10 +175,38 @@ def test_sessions_that_are_gone_leave_nothing() -> None:
     linger, now = Linger(SHARE), 100.0
     for session in range(1000):
         now += 0.1
-        linger.batch_ended(now, 0.1, [session])
+        ended(linger, now, 0.1, [session])
         linger.came_back([session], now + 0.001)
-        linger.batch_ended(now, 0.1, [session])
+        ended(linger, now, 0.1, [session])
         linger.forget(session)
     assert linger.expected == 0
     assert not linger._answered
     assert not linger._usual
+
+
+def fitted(fixed: float, per_token: float, sizes: Iterable[int], prompts_wait: bool = False) -> Linger:
+    linger, now = Linger(SHARE), 100.0
+    for tokens in sizes:
+        seconds = fixed + per_token * tokens
+        now += seconds
+        linger.batch_ended(now, seconds, tokens, [1], prompts_wait)
+    return linger
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.0, 0.1), st.lists(st.integers(1, 64), min_size=40, max_size=80))
+def test_what_waiting_cannot_save_is_not_waited_for(fixed: float, per_token: float, sizes: list[int]) -> None:
+    sizes += [4, 60]
+    linger = fitted(fixed, per_token, sizes)
+    assert linger.longest == pytest.approx(min(SHARE * fixed, SHARE * linger.mean_step_s), rel=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_of_batches_that_are_all_alike_the_whole_step_may_be_saved(size: int) -> None:
+    linger = fitted(0.05, 0.01, [size] * 20)
+    assert linger.longest == pytest.approx(SHARE * (0.05 + 0.01 * size))
+
+
+def test_where_prompts_would_go_first_the_whole_step_counts() -> None:
+    linger = fitted(0.0, 0.01, [8, 16] * 20, prompts_wait=True)
+    assert linger.longest == pytest.approx(SHARE * linger.mean_step_s)
+    assert fitted(0.0, 0.01, [8, 16] * 20).longest < 1e-6

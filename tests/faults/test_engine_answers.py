@@ -50,7 +50,7 @@ def tokens(*values: int) -> Callable[[EngineByHand], None]:
 
 
 def _write(engine: EngineByHand, at: int, dtype: Any, values: tuple[int, ...]) -> None:
-    np.frombuffer(engine._buffer, dtype, len(values), at)[:] = values
+    np.frombuffer(engine._buffer, dtype, len(values), engine.at + at)[:] = values
 
 
 @pytest.mark.parametrize(

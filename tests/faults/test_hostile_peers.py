@@ -373,9 +373,11 @@ class HostileEngine(EnginePeer):
         wait_until(read_and_look, what)
 
     def answer_by(self, status: int, token: int, messages: tuple[str, ...] = ()) -> None:
-        np.frombuffer(self.memory, np.uint8, 1, self.layout.statuses_offset)[:] = status
-        np.frombuffer(self.memory, np.int32, 1, self.layout.ids_offset)[:] = token
-        self.say(frames.Done(self.batches.pop(0), messages))
+        batch = self.batches.pop(0)
+        at = self.slot_of(batch)
+        np.frombuffer(self.memory, np.uint8, 1, at + self.layout.statuses_offset)[:] = status
+        np.frombuffer(self.memory, np.int32, 1, at + self.layout.ids_offset)[:] = token
+        self.say(frames.Done(batch, messages))
 
 
 OFFERS = {

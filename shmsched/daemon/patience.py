@@ -1,0 +1,25 @@
+"""When the daemon, as it is woken, may take the place of a process that runs, and when it waits for a free core."""
+
+from __future__ import annotations
+
+import os
+
+
+class Patience:
+    """As long as every engine that runs has its next batch already, nobody waits for the daemon, and it runs as SCHED_BATCH: what an
+    engine says as it ends a batch then wakes it on a core that is free, or later. Else it interrupted just that engine, on its way
+    into the next batch: with 10 ms steps on two cores, 32 generations took 11.2 ms a batch, and now take 10.8.
+
+    Where each token goes through its client it would be late, and these steps a tenth slower: so it is not always patient.
+    """
+
+    def __init__(self) -> None:
+        self._is = False
+        # Whoever started it with a policy of his own has his reasons.
+        self._may = os.sched_getscheduler(0) == os.SCHED_OTHER
+
+    def be(self, patient: bool) -> None:
+        """Change, where it is not so already."""
+        if patient is not self._is and self._may:
+            self._is = patient
+            os.sched_setscheduler(0, os.SCHED_BATCH if patient else os.SCHED_OTHER, os.sched_param(0))

@@ -1,0 +1,51 @@
+"""The daemon gives way to an engine that has its next batch, and to nobody else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import shmsched
+from shmsched.daemon.patience import Patience
+
+from processes.leftovers import wait_until
+
+DEADLINE = 30.0
+pytestmark = pytest.mark.usefixtures("no_leftovers")
+
+
+@pytest.fixture
+def policy() -> Iterator[None]:
+    yield
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@pytest.mark.usefixtures("policy")
+def test_it_changes_back_and_forth() -> None:
+    patience = Patience()
+    for patient in (False, True, True, False, False, True):
+        patience.be(patient)
+        assert os.sched_getscheduler(0) == (os.SCHED_BATCH if patient else os.SCHED_OTHER)
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_policy_that_was_chosen_for_it_stays() -> None:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    patience = Patience()
+    patience.be(True)
+    assert os.sched_getscheduler(0) == os.SCHED_IDLE
+
+
+def test_it_is_patient_while_generations_run_and_not_when_clients_drive() -> None:
+    with shmsched.launch("echo?step_us=20000") as cluster, cluster.client() as client:
+        pid = cluster.status()["pid"]
+        stream = client.open_session().stream([1], further=100_000)
+        wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_BATCH, "the daemon to give way")
+        stream.cancel()
+        session = client.open_session()
+        token = 1
+        for _ in range(5):
+            token = int(session.submit([token]).result(DEADLINE).tokens[0])
+        assert os.sched_getscheduler(pid) == os.SCHED_OTHER
