@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -32,6 +33,14 @@ def no_leftovers() -> Iterator[None]:
     """After the test, wait until no process that it started lives and /dev/shm lists nothing of ours."""
     with nothing_left():
         yield
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Without hypothesis' look at each garbage collection: an interrupt that comes in there is lost, and counted as a fault."""
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []
+    yield
+    gc.callbacks[:] = callbacks
 
 
 @pytest.fixture(autouse=True)

@@ -361,6 +361,7 @@ def test_a_session_that_stands_for_a_new_one_has_nothing_left_to_feed(session: s
     assert list(session.generate([7], max_new_tokens=3)) == echoes([7], 3)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupts_at_any_moment_leave_the_session_free_and_what_it_holds_known(client: shmsched.Client) -> None:
     inside = threading.Event()
     over = threading.Event()
