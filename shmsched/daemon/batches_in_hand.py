@@ -38,19 +38,27 @@ class BatchesInHand:
 
     def give_ahead(self) -> int | None:
         """What comes after a batch of generations is the engine's from here on. Returns the number of that batch; None if the one that
-        runs is not of that kind, or something follows it already."""
+        runs is not of that kind, or something follows it already, or a client does not keep up with its tokens."""
         batch = self.running
         if batch is None or batch.plain or self.following is not None:
             return None
         after: list[int] = []
         steps: list[Step] = []
         deadline = math.inf
+        client, room = None, 0
         for k, step in enumerate(batch.steps):
             wanted = step.wanted
             if wanted.generation is None or wanted.n_results != 1:
                 # Its client may come back with the next one.
                 return None
+            if step.session.client is not client:
+                client = step.session.client
+                room = client.stream_room
             if wanted.generation.further and step.state is IN_FLIGHT:
+                room -= 1
+                if room < 0:
+                    # The step that follows will wait for its client; run now, it would be run twice.
+                    return None
                 after.append(k)
                 steps.append(step)
                 if wanted.deadline:

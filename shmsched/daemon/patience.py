@@ -15,6 +15,10 @@ class Patience:
 
     def __init__(self) -> None:
         self._is = False
+        self._may = False
+
+    def begin(self) -> None:
+        """From here on the calling thread is the daemon's. Other threads, and what they start, keep their policy."""
         # Whoever started it with a policy of his own has his reasons.
         self._may = os.sched_getscheduler(0) == os.SCHED_OTHER
 

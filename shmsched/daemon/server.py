@@ -88,6 +88,7 @@ class Daemon:
         if self.config.launcher_pid:
             end_with(self.config.launcher_pid, self.loop, self.end)
         self.supervisor.start()
+        self._patience.begin()
         gc.collect()
         gc.freeze()
         self._end_of_turn()

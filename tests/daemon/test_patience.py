@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,9 +23,15 @@ def policy() -> Iterator[None]:
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+def test_a_process_that_merely_holds_a_daemon_is_left_alone() -> None:
+    Patience().be(True)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 @pytest.mark.usefixtures("policy")
 def test_it_changes_back_and_forth() -> None:
     patience = Patience()
+    patience.begin()
     for patient in (False, True, True, False, False, True):
         patience.be(patient)
         assert os.sched_getscheduler(0) == (os.SCHED_BATCH if patient else os.SCHED_OTHER)
@@ -34,6 +41,7 @@ def test_it_changes_back_and_forth() -> None:
 def test_a_policy_that_was_chosen_for_it_stays() -> None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     patience = Patience()
+    patience.begin()
     patience.be(True)
     assert os.sched_getscheduler(0) == os.SCHED_IDLE
 
@@ -41,6 +49,14 @@ def test_a_policy_that_was_chosen_for_it_stays() -> None:
 def test_it_is_patient_while_generations_run_and_not_when_clients_drive() -> None:
     with shmsched.launch("echo?step_us=20000") as cluster, cluster.client() as client:
         pid = cluster.status()["pid"]
+        stream = client.open_session().stream([1], further=100_000)
+        wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_BATCH, "the daemon to give way")
+        (engine,) = cluster.status()["engines"]
+        os.kill(engine["pid"], signal.SIGKILL)
+        assert stream.wait_until_ended(DEADLINE)
+        client.open_session(timeout=DEADLINE).close()
+        (engine,) = cluster.status()["engines"]
+        assert os.sched_getscheduler(engine["pid"]) == os.SCHED_OTHER, "an engine has inherited the daemon's patience"
         stream = client.open_session().stream([1], further=100_000)
         wait_until(lambda: os.sched_getscheduler(pid) == os.SCHED_BATCH, "the daemon to give way")
         stream.cancel()

@@ -4,6 +4,7 @@ the engine and the scheduler agree on what was run. The engine's side is played 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,15 +14,21 @@ from shmsched.memory.layouts import HEADER, SAMPLING, STEP, StepEntry, StepStatu
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor, StepFlags
 
-from fuzz.world import World
+from fuzz.world import LIMITS, World
 
 DONE, DEFERRED, FAILED = StepStatus.DONE, StepStatus.DEFERRED, StepStatus.FAILED
 STOP = 7
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
+def streamed_tokens() -> int:
+    """For how many there is room. No client reads here."""
+    return 64
+
+
+@pytest.fixture
+def world(streamed_tokens: int) -> Iterator[World]:
+    world = World(replace(LIMITS, streamed_tokens=streamed_tokens))
     yield world
     world.everybody_leaves()
     world.close()
@@ -237,3 +244,20 @@ def test_the_engine_is_not_sent_ahead_of_steps_that_wait(world: World) -> None:
     pair.answer(2, (DONE, 5), (DONE, 6))
     assert [position for _, position, _ in pair.given(3)] == [0, 2]
     assert pair.engine.batches == [3, 4]
+
+
+@pytest.mark.parametrize("streamed_tokens", [3])
+def test_the_engine_is_not_sent_ahead_of_a_client_that_does_not_read(world: World) -> None:
+    """What follows would wait until it has read: the engine would run it in vain, each time."""
+    pair = Generations(world)
+    given = 2
+    for _ in range(20):
+        if not pair.engine.batches:
+            break
+        batch = pair.engine.batches[0]
+        pair.answer(batch, *[(DONE, 5)] * len(pair.given(batch)))
+        given = max([given, *pair.engine.batches])
+    counts = world.daemon.settling.ledger.counts()
+    # Three tokens fit the stream; one more of each generation waits in the daemon.
+    assert (counts.queued, counts.in_flight) == (2, 0)
+    assert given * 2 - counts.completed <= 2, "steps were run that nobody had room for"

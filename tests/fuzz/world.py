@@ -43,12 +43,12 @@ ARENA_S = 5.0
 class World:
     """One daemon for many runs: what one run leaves behind, the next one's end would find."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ClientLimits = LIMITS) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="shmsched-fuzz-")
         config = DaemonConfig(
             socket=Path(self._directory.name) / "s",
             params=SchedulerParams(max_decode_sequences=4, max_prefill_chunk_size=4),
-            client=LIMITS,
+            client=limits,
             max_queued_steps=MOST_QUEUED,
             max_clients=MOST_CLIENTS,
             max_shared_memory=1 << 15,
