@@ -326,6 +326,7 @@ class ClientLink:
             and not self.closed
             and self._records.written == self._told.records_written
             and self._stream.written - self._told.stream_written <= self._stream.capacity // 4
+            and self._ring.read - self._told.tokens_read < self._enough_tokens
         )
 
     def tell_completions(self) -> None:

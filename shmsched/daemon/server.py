@@ -201,9 +201,9 @@ class Daemon:
                 link.tell_completions()
 
     def _tell_later(self) -> None:
-        for link in self._hear_later:
+        links, self._hear_later = self._hear_later, set()
+        for link in links:
             link.tell_completions()
-        self._hear_later.clear()
 
     def _dispatch(self, engine: EngineLink, now: float) -> None:
         if engine.may_go(now):

@@ -1,0 +1,88 @@
+"""When a client is told of the tokens of its generations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shmsched.daemon import client_link, server
+from shmsched.daemon.client_link import ClientLink
+
+from faults.generating import DONE, STOP, Generations
+from fuzz.world import LIMITS, World
+from processes.leftovers import wait_until
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(replace(LIMITS, streamed_tokens=64))
+    yield world
+    world.everybody_leaves()
+    world.close()
+
+
+def told(pair: Generations) -> tuple[int, int]:
+    """How many completions and how many tokens of generations that go on the client knows of."""
+    records, _, streamed = pair.client.cursors
+    return records, streamed
+
+
+def link_of(world: World) -> ClientLink:
+    (link,) = world.daemon.clients.links.values()
+    return link
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Long enough for a few turns in a test."""
+    for module in (client_link, server):
+        monkeypatch.setattr(module, "PAUSE_S", 0.3)
+    return 0.3
+
+
+@pytest.mark.usefixtures("pause")
+def test_tokens_of_generations_that_go_on_are_told_together_after_a_pause(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    assert told(pair) == (0, 2), "nothing was told just before, so there is nothing to wait for"
+    began = time.monotonic()
+    for batch in (2, 3):
+        pair.answer(batch, (DONE, 5), (DONE, 6))
+    if time.monotonic() < began + 0.2:
+        assert told(pair) == (0, 2)
+
+    def all_told() -> bool:
+        world.turn()
+        return told(pair) == (0, 6)
+
+    wait_until(all_told, "the client to be told")
+    # Afterwards, as before.
+    link_of(world)._told_at = 0.0
+    pair.answer(4, (DONE, 5), (DONE, 6))
+    assert told(pair) == (0, 8)
+
+
+@pytest.mark.usefixtures("pause")
+def test_the_end_of_a_generation_is_told_at_once_and_what_came_before_it_with_it(world: World) -> None:
+    pair = Generations(world)
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    link_of(world)._told_at = time.monotonic() + 100.0
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert told(pair) == (0, 2)
+    pair.answer(3, (DONE, STOP), (DONE, 6))
+    assert told(pair) == (1, 5)
+
+
+@pytest.mark.usefixtures("pause")
+def test_many_tokens_are_told_at_once(world: World) -> None:
+    pair = Generations(world, further=(18, 18))
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    link_of(world)._told_at = time.monotonic() + 100.0
+    for batch in range(2, 10):
+        pair.answer(batch, (DONE, 5), (DONE, 6))
+        assert told(pair) == (0, 2)
+    pair.answer(10, (DONE, 5), (DONE, 6))
+    assert told(pair) == (0, 20), "a quarter of the room was filled without a word"
