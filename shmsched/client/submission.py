@@ -91,7 +91,8 @@ class Submission:
             self.n_tokens = n
             self.n_steps = -(-n // session.chunk_size)
         if output_rows is not LAST or sampling is None:
-            self.output_rows = _output_rows(output_rows)
+            if output_rows is not LAST:
+                self.output_rows = _output_rows(output_rows)
             self.n_rows = n_rows = self.output_rows.count(n)
             self.raw_rows, self.n_results = (n_rows, 0) if sampling is None else (0, n_rows)
         if self.n_steps > 1:

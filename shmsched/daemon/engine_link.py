@@ -196,10 +196,11 @@ class EngineLink:
 
     def _attach_arenas(self, steps: list[Step]) -> None:
         """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""
+        arenas = self._arenas
         for step in steps:
             client = step.session.client
-            if step.raw_rows and client not in self._arenas and client.arena is not None:
-                self._arenas.add(client)
+            if client not in arenas and client.arena is not None and step.raw_rows:
+                arenas.add(client)
                 self.peer.send(frames.AttachArena(client.number, client.arena.size), client.arena.fd)
 
     @property

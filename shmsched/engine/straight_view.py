@@ -65,6 +65,8 @@ class OutputSampling(Sequence[SamplingParams | None]):
 
     @lazily
     def _params(self) -> list[SamplingParams | None]:
+        if len(self._raw) == len(self._owners):
+            return [None] * len(self._owners)
         packed = self._batch.sampling()
         if not self._raw and len(packed) == len(self._owners):
             return list(map(sampling_params, packed))
