@@ -114,7 +114,7 @@ __all__ = [
     "launch",
 ]
 
-__getattr__ = _names_from(
+__getattr__, __dir__ = _names_from(
     __name__,
     {
         "shmsched.client": (

@@ -7,12 +7,13 @@ a process takes to start.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 
-def names_from(package: str, homes: dict[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """What such a package calls ``__getattr__``. ``homes``: modules, and the names that the package has from each."""
+def names_from(package: str, homes: dict[str, tuple[str, ...]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """What such a package calls ``__getattr__`` and ``__dir__``. ``homes``: modules, and the names that the package has from each."""
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def get(name: str) -> Any:
@@ -20,7 +21,10 @@ def names_from(package: str, homes: dict[str, tuple[str, ...]]) -> Callable[[str
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(home_of[name]), name)
         # From now on it is an attribute like any other.
-        setattr(importlib.import_module(package), name, value)
+        setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    def known() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return get, known

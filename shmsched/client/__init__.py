@@ -34,7 +34,7 @@ __all__ = [
     "launch",
 ]
 
-__getattr__ = names_from(
+__getattr__, __dir__ = names_from(
     __name__,
     {
         "shmsched.client.async_client": ("AsyncClient",),

@@ -59,7 +59,7 @@ def admit(
             f"position {position} leaves a gap in session {d.session}, which goes on at {session.next_position}"
             " (an earlier step of it may have failed)"
         )
-    if position < session.next_position and not offer.supports_rewind:
+    if position < session.next_position and not offer.rewinds:
         raise Rejected(
             ErrorCode.UNSUPPORTED,
             f"position {position} rewinds session {d.session} from {session.next_position}; {offer.model} cannot rewind",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shmsched.daemon.batch_in_flight import BatchInFlight, Following
 from shmsched.daemon.batch_slot import Answers, BatchSlot
 from shmsched.daemon.state import Step
 from shmsched.memory.layouts import BatchSlotLayout
 from shmsched.scheduling import SchedulerParams, StepState
+
+if TYPE_CHECKING:
+    from shmsched.daemon.client_link import ClientLink
 
 BATCH_SLOTS = 2
 """One for the batch that runs, one for what follows it. Both are in hand together and numbered one after the other, so batch ``n``
@@ -23,6 +27,7 @@ class BatchesInHand:
     def __init__(self, buffer: memoryview, limits: SchedulerParams, vocab_size: int) -> None:
         size = BatchSlotLayout(limits.max_batch_size).size
         self._slots = [BatchSlot(buffer[i * size : (i + 1) * size], limits, vocab_size) for i in range(BATCH_SLOTS)]
+        self._most_decodes = limits.max_decode_sequences
         self.running: BatchInFlight | None = None
         self.following: Following | None = None
         """Only while one runs."""
@@ -45,25 +50,28 @@ class BatchesInHand:
         after: list[int] = []
         steps: list[Step] = []
         deadline = math.inf
-        client, room = None, 0
+        rooms: dict[ClientLink, int] = {}
         for k, step in enumerate(batch.steps):
             wanted = step.wanted
             if wanted.generation is None or wanted.n_results != 1:
                 # Its client may come back with the next one.
                 return None
-            if step.session.client is not client:
-                client = step.session.client
-                room = client.stream_room
+            # A step that has been settled meanwhile may be of a client that is gone.
             if wanted.generation.further and step.state is IN_FLIGHT:
-                room -= 1
+                client = step.session.client
+                room = rooms.get(client, -1)
                 if room < 0:
+                    room = client.stream_room
+                if room == 0:
                     # The step that follows will wait for its client; run now, it would be run twice.
                     return None
+                rooms[client] = room - 1
                 after.append(k)
                 steps.append(step)
                 if wanted.deadline:
                     deadline = min(deadline, wanted.deadline)
-        if not steps:
+        # Chunks of prompts are followed by decodes, of which a batch may hold fewer.
+        if not 0 < len(steps) <= self._most_decodes:
             return None
         self.given = number = self.given + 1
         self.given_ahead += 1

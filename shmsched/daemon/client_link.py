@@ -250,7 +250,7 @@ class ClientLink:
     @staticmethod
     def _runs_past(session: Session, position: int) -> bool:
         """The engine has taken, or is taking, tokens from ``position`` on, and cannot give them back."""
-        if session.engine is None or session.engine.offer.supports_rewind:
+        if session.engine is None or session.engine.offer.rewinds:
             return False
         queued = (step.position for step in session.outstanding.values() if step.state is StepState.QUEUED)
         return position < next(queued, session.next_position)

@@ -42,6 +42,7 @@ class EngineState(Enum):
 
 
 READY = EngineState.READY
+ANYWHERE = int(frames.Rewinds.ANYWHERE)
 
 
 class EngineLink:
@@ -171,7 +172,7 @@ class EngineLink:
         What comes meanwhile waits for one batch of decodes more. A generation that turns out to have ended has taken one token
         too many in the engine, which is rewound if the session goes on.
         """
-        if self.queues.queued or self.linger.expected or not self.offer.supports_rewind:
+        if self.queues.queued or self.linger.expected or self.offer.rewinds != ANYWHERE:
             return
         batch = self.batch
         number = self.in_hand.give_ahead() if batch is not None else None
@@ -326,7 +327,9 @@ class EngineLink:
         self.tokens_run += n_tokens
         self.busy_s += seconds
         self.recent.append(BatchSummary(batch.number, decodes, n_steps - decodes, n_tokens, seconds, time.time()))
-        self.linger.batch_ended(now, seconds, n_tokens, came, self.queues.queued_chunks > 0)
+        # What does not count any more was run all the same.
+        ran = max(n_tokens, batch.size)
+        self.linger.batch_ended(now, seconds, ran, came, self.queues.queued_chunks > 0)
 
     def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:
         if step.state is StepState.IN_FLIGHT:

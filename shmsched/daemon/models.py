@@ -33,7 +33,7 @@ def _model(name: str, engines: list[EngineLink]) -> frames.Model:
         max_decode_sequences=min(e.limits.max_decode_sequences for e in engines),
         max_prefill_chunk_size=min(e.limits.max_prefill_chunk_size for e in engines),
         engines=len(engines),
-        supports_rewind=all(e.offer.supports_rewind for e in engines),
+        supports_rewind=all(e.offer.rewinds for e in engines),
         supports_fork=all(e.offer.supports_fork for e in engines),
         model=name,
         tokenizer=offer.tokenizer,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchView", "Engine", "EngineInfo", "Limits", "StepRow", "serve"]
 
-__getattr__ = names_from(
+__getattr__, __dir__ = names_from(
     __name__,
     {
         "shmsched.engine.batch_view": ("BatchView", "StepRow"),

@@ -23,7 +23,8 @@ class EngineInfo:
     """What an engine serves and can take. Known before ``start``: reading a header is fine, loading weights is not.
 
     ``max_session_tokens`` is the longest session, in tokens. The three limits are the engine's own, if smaller than the
-    daemon's. ``tokenizer`` is ``kind:argument``, where kind is an entry point of ``shmsched.tokenizers``.
+    daemon's. ``rewinds_anywhere``: whether ``rewind``, where the engine has it, can go to any length; False where it can go to the
+    beginning only. ``tokenizer`` is ``kind:argument``, where kind is an entry point of ``shmsched.tokenizers``.
     """
 
     model: str
@@ -34,6 +35,7 @@ class EngineInfo:
     max_decode_sequences: int | None = None
     max_prefill_chunk_size: int | None = None
     tokenizer: str | None = None
+    rewinds_anywhere: bool = True
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ class EngineHost:
                 info.max_batch_size or 0,
                 info.max_decode_sequences or 0,
                 info.max_prefill_chunk_size or 0,
-                type(self._engine).rewind is not Engine.rewind,
+                self._rewinds(),
                 type(self._engine).fork_session is not Engine.fork_session,
                 info.model,
                 info.tokenizer or "",
@@ -133,6 +133,12 @@ class EngineHost:
                     ]
                     return limits
         raise EngineStartError("the scheduler closed the connection before it attached this engine")
+
+    def _rewinds(self) -> frames.Rewinds:
+        if type(self._engine).rewind is Engine.rewind:
+            return frames.Rewinds.NOWHERE
+        anywhere = self._engine.info.rewinds_anywhere
+        return frames.Rewinds.ANYWHERE if anywhere else frames.Rewinds.TO_THE_BEGINNING
 
     def _handle(self, message: Any) -> None:
         if type(message) is frames.Work:

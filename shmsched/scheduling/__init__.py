@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Ledger", "LedgerCounts", "QueuedStep", "Scheduler", "SchedulerParams", "StepQueues", "StepState"]
 
-__getattr__ = names_from(
+__getattr__, __dir__ = names_from(
     __name__, {"shmsched.scheduling.batch": ("Batch",), "shmsched.scheduling.scheduler": ("Scheduler",)}
 )

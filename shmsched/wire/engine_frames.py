@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from typing import NamedTuple
 
 from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Buffer, Text, Texts, U32s, frame, shortcut
 from shmsched.wire.framing import framed
 
 # --- engine to scheduler ------------------------------------------------------------------------------------------------
+
+
+class Rewinds(IntEnum):
+    """Where an engine can take a session back to."""
+
+    NOWHERE = 0
+    ANYWHERE = 1
+    TO_THE_BEGINNING = 2
 
 
 @frame(48)
@@ -21,7 +30,8 @@ class Offer(NamedTuple):
     max_batch_size: U32
     max_decode_sequences: U32
     max_prefill_chunk_size: U32
-    supports_rewind: U8
+    rewinds: U8
+    """One of Rewinds."""
     supports_fork: U8
     model: Text
     tokenizer: Text

@@ -46,6 +46,22 @@ def test_a_policy_that_was_chosen_for_it_stays() -> None:
     assert os.sched_getscheduler(0) == os.SCHED_IDLE
 
 
+@pytest.mark.usefixtures("policy")
+def test_where_it_is_refused_the_daemon_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = Patience()
+    patience.begin()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    patience.be(True)
+    patience.be(False)
+    monkeypatch.undo()
+    patience.be(True)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def test_it_is_patient_while_generations_run_and_not_when_clients_drive() -> None:
     with shmsched.launch("echo?step_us=20000") as cluster, cluster.client() as client:
         pid = cluster.status()["pid"]

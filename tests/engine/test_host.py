@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -227,8 +228,13 @@ def test_the_offer_says_what_the_engine_is() -> None:
     assert scheduler.start() == frames.Offer(7, 2, 9, 30, 0, 0, 0, 0, "limited", "", (1, 3), "test-spec")
     scheduler.end()
     other = Scheduler(Echo(vocab=VOCAB))
-    assert other.start().supports_rewind == 1
+    assert other.start().rewinds == frames.Rewinds.ANYWHERE
     other.end()
+    stateful = Echo(vocab=VOCAB)
+    stateful.info = replace(stateful.info, rewinds_anywhere=False)
+    third = Scheduler(stateful)
+    assert third.start().rewinds == frames.Rewinds.TO_THE_BEGINNING
+    third.end()
 
 
 def test_decodes_and_chunks_in_one_batch(start: Start) -> None:

@@ -180,3 +180,28 @@ def test_the_engine_is_not_sent_ahead_of_a_client_that_does_not_read(world: Worl
     # Three tokens fit the stream; one more of each generation waits in the daemon.
     assert (counts.queued, counts.in_flight) == (2, 0)
     assert given * 2 - counts.completed <= 2, "steps were run that nobody had room for"
+
+
+def test_a_client_that_is_gone_is_asked_for_nothing(world: World) -> None:
+    """Its steps are still in the engine's batch; what it had is not there any more."""
+    pair = Generations(world, linger_share=0.5)
+    pair.answer(1, (DONE, STOP), (DONE, 6))
+    assert pair.engine.batches == [2]
+    world.leave(pair.client)
+    # Nothing follows batch 2, and the end of its sessions has the scheduler look again.
+    world.turn()
+    world.check()
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert pair.engine.batches == []
+
+
+def test_the_engine_is_not_sent_ahead_with_more_decodes_than_it_takes(world: World) -> None:
+    """Prompts may be more in a batch than decodes; what follows a prompt is a decode."""
+    pair = Generations(world)
+    (link,) = world.daemon.engines.links.values()
+    link.in_hand._most_decodes = 1
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    assert pair.engine.batches == [2]
+    pair.answer(2, (DONE, 5), (DONE, STOP))
+    # One is left, and one it takes.
+    assert pair.engine.batches == [3, 4]

@@ -287,3 +287,12 @@ def test_the_daemon_takes_what_a_fuzzer_found(world: World, path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("frames/*")), ids=lambda path: path.name)
 def test_the_parser_takes_what_a_fuzzer_found(path: Path) -> None:
     read_stream(path.read_bytes())
+
+
+def test_a_fault_inside_the_daemon_is_seen(world: World) -> None:
+    """The daemon goes on after one; here it must be found."""
+    world.daemon.loop.post(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        world.turn()
+        world.check()
+    world._faults.clear()

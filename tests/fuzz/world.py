@@ -11,15 +11,16 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
+from shmsched.daemon import connections, loop
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.config import ClientLimits, DaemonConfig
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.server import Daemon
 from shmsched.daemon.state import Session, Step
+from shmsched.saying import say_trace
 from shmsched.scheduling import SchedulerParams, StepState
 from shmsched.wire import frames
 
@@ -60,20 +61,21 @@ class World:
         self.engines: list[EnginePeer] = []
         self.others: list[ControlPeer | Stranger] = []
         self._faults: list[BaseException] = []
-        self._print_exc = traceback.print_exc
-        traceback.print_exc = self._note  # type: ignore[assignment]
+        for module in (loop, connections):
+            module.say_trace = self._note
         self.turn()
         self._callbacks = len(self.daemon.loop._callbacks)
         self._descriptors = _open_descriptors()
 
     def close(self) -> None:
-        traceback.print_exc = self._print_exc
+        for module in (loop, connections):
+            module.say_trace = say_trace
         self.daemon.connections.close()
         self.daemon._listener.close()
         self.daemon.loop.close()
         self._directory.cleanup()
 
-    def _note(self, *_: Any, **__: Any) -> None:
+    def _note(self) -> None:
         fault = sys.exception()
         assert fault is not None
         self._faults.append(fault)

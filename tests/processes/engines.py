@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from shmsched.engine import BatchView, Engine, EngineInfo
+from shmsched.errors import Unsupported
 from shmsched.workers.echo import Echo
 
 RAISE, FAIL, DIE, HANG, DEFER_ONCE, DEFER_ALWAYS, NO_RESULT, BAD_TOKEN, HANG_A_MOMENT = range(100, 109)
@@ -70,6 +72,19 @@ class Forgetful(Engine):
         for k in range(len(batch.outputs)):
             if batch.tokens[batch.outputs[k]] != NO_RESULT:
                 batch.rows[k][:] = np.arange(1000, dtype=np.float32)
+
+
+class Stateful(Echo):
+    """It can rewind to the beginning only."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab=1000)
+        self.info = replace(self.info, rewinds_anywhere=False)
+
+    def rewind(self, slot: int, length: int) -> None:
+        if length:
+            raise Unsupported("it keeps a state that cannot go back, except to the beginning")
+        super().rewind(slot, length)
 
 
 class Unstartable(Engine):

@@ -73,11 +73,26 @@ def test_whoever_comes_meanwhile_waits_for_one_batch_more_at_most() -> None:
         stream.cancel()
 
 
-def test_an_engine_that_cannot_give_tokens_back_is_not_sent_ahead() -> None:
-    with shmsched.launch(f"{ENGINES}:Forgetful") as cluster, cluster.client() as client:
+@pytest.mark.parametrize("name", ["Forgetful", "Stateful"])
+def test_an_engine_that_cannot_give_tokens_back_is_not_sent_ahead(name: str) -> None:
+    with shmsched.launch(f"{ENGINES}:{name}") as cluster, cluster.client() as client:
         stream = client.open_session().stream([1], further=20)
         assert len(drain(stream)) == 21
         assert engine(cluster)["batches_ahead"] == 0
+
+
+def test_a_session_goes_on_behind_a_stop_token_where_its_engine_can_only_begin_again() -> None:
+    expected = echoes([5, 6], 30)
+    stop = next(t for i, t in enumerate(expected) if i >= 6 and t not in expected[:i])
+    got = expected[: expected.index(stop) + 1]
+    with (
+        shmsched.launch(f"{ENGINES}:Stateful") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+    ):
+        assert drain(session.stream([5, 6], further=1000, stop_tokens=(stop,))) == got
+        assert drain(session.stream([9], further=5)) == echoes([5, 6, *got[:-1], 9], 6)
+        assert session.submit([1], position=0).result(DEADLINE).tokens.tolist() == echoes([1], 1)
 
 
 def test_a_closed_generation_holds_nothing_up() -> None:

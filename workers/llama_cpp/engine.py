@@ -35,6 +35,7 @@ class LlamaCpp(Engine):
             max_sessions=max_sessions,
             max_session_tokens=min(n_ctx, self._own_context),
             tokenizer=f"llama_cpp:{self._path}",
+            rewinds_anywhere=not header.has_state,
             stop_tokens=header.stop_tokens,
         )
         header.close()

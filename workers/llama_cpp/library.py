@@ -74,6 +74,11 @@ class Model:
         return int(self.metadata(f"{architecture}.context_length", "0")) or 2**31 - 1
 
     @property
+    def has_state(self) -> bool:
+        """Whether it keeps a state that no token can be taken back from, in some of its layers at least."""
+        return bool(llama.llama_model_is_recurrent(self.pointer) or llama.llama_model_is_hybrid(self.pointer))
+
+    @property
     def bos(self) -> int | None:
         """The token for the beginning of a text, if the model wants one."""
         token = int(llama.llama_vocab_bos(self.vocab))
