@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RECENT_BATCHES = 256
 LONG_STEP_S = 0.002
-"""An engine that takes less has run its next batch as well before the scheduler, if it is patient, has seen to this one."""
+"""An engine that takes less has run its next batch too before a patient scheduler has seen to this one."""
 WARNING_SHARE = 0.5
 """Of the step time-out: after that much of it a silent engine is named in the log."""
 # Plain numbers: to compare one with a member of an enum takes several times as long.
@@ -104,8 +104,8 @@ class EngineLink:
     def fork(self, session: Session, parent: Session) -> None:
         """Give the session a slot and have the engine open it with what ``parent`` holds."""
         session.engine = self
-        frame = frames.ForkSlot(self._slots.take(session), session.number, parent.slot, session.next_position)
-        self.peer.send(frame)
+        slot = self._slots.take(session)
+        self.peer.send(frames.ForkSlot(slot, session.number, parent.slot, session.next_position))
 
     def close(self, session: Session, *, refused: bool = False) -> None:
         """The session is over. ``refused``: the engine would not open it."""
@@ -174,10 +174,9 @@ class EngineLink:
         """
         if self.queues.queued or self.linger.expected or self.offer.rewinds != ANYWHERE:
             return
-        batch = self.batch
-        number = self.in_hand.give_ahead() if batch is not None else None
-        if batch is not None and number is not None:
-            self.peer.send(frames.Follow(number, number % BATCH_SLOTS, batch.number))
+        number = self.in_hand.give_ahead()
+        if number is not None:
+            self.peer.send(frames.Follow(number, number % BATCH_SLOTS, number - 1))
 
     def _go_on(self, followers: Sequence[Step | None], daemon: Daemon, *, ran: bool = True) -> None:
         """The batch has ended, and these come after each of its steps: the engine has gone on with them, or they are queued.
@@ -310,8 +309,7 @@ class EngineLink:
             self._lose_batch(batch, f"engine {self.offer.spec} (pid {self.peer.pid}) raised {message.message}", daemon)
 
     def _end_batch(self, number: int) -> BatchInFlight | None:
-        batch = self.in_hand.take_back(number)
-        if batch is None:
+        if (batch := self.in_hand.take_back(number)) is None:
             self.stale_answers += 1
         else:
             self.heard_at = time.monotonic()
@@ -327,9 +325,8 @@ class EngineLink:
         self.tokens_run += n_tokens
         self.busy_s += seconds
         self.recent.append(BatchSummary(batch.number, decodes, n_steps - decodes, n_tokens, seconds, time.time()))
-        # What does not count any more was run all the same.
-        ran = max(n_tokens, batch.size)
-        self.linger.batch_ended(now, seconds, ran, came, self.queues.queued_chunks > 0)
+        # Of what was given ahead some may not count any more, and was run all the same.
+        self.linger.batch_ended(now, seconds, max(n_tokens, batch.size), came, self.queues.queued_chunks > 0)
 
     def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:
         if step.state is StepState.IN_FLIGHT:

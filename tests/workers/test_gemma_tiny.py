@@ -63,6 +63,7 @@ def test_info_is_known_before_the_weights_are_read(model: Path, tmp_path: Path) 
         "max_decode_sequences": None,
         "max_prefill_chunk_size": None,
         "tokenizer": f"gguf:{model}",
+        "rewinds_anywhere": True,
         "stop_tokens": (1, 5),
     }
     assert list(tmp_path.iterdir()) == []
