@@ -70,6 +70,7 @@ class ClientHandler:
         os.close(self._pidfd)
         self._daemon.overload.gone(self._connection)
         self._daemon.clients.gone(self._link)
+        self._daemon.hear_later.discard(self._link)
 
 
 class EngineHandler:

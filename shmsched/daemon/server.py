@@ -57,7 +57,7 @@ class Daemon:
         """Those that may have a batch to form at the end of this turn."""
         self.touched_clients: set[ClientLink] = set()
         """Those that have completions to hear of at the end of this turn."""
-        self._hear_later: set[ClientLink] = set()
+        self.hear_later: set[ClientLink] = set()
         """Those that are told at the next ``_tell_later``."""
         self._patience = Patience()
         self._announced = False
@@ -194,14 +194,14 @@ class Daemon:
         while clients:
             link = clients.pop()
             if link.can_hear_later(now):
-                self._hear_later.add(link)
-                if len(self._hear_later) == 1:
+                self.hear_later.add(link)
+                if len(self.hear_later) == 1:
                     self.loop.call_at(now + PAUSE_S, self._tell_later)
             else:
                 link.tell_completions()
 
     def _tell_later(self) -> None:
-        links, self._hear_later = self._hear_later, set()
+        links, self.hear_later = self.hear_later, set()
         for link in links:
             link.tell_completions()
 
