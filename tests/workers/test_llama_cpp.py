@@ -230,6 +230,29 @@ def test_sampled_and_raw_outputs_of_one_batch(engine: LlamaCpp, reference: Refer
     assert batch.token_ids.tolist() == raw.argmax(axis=1).tolist()
 
 
+def test_greedy_tokens_without_their_log_probabilities_are_the_same(engine: LlamaCpp, model: Path) -> None:
+    without = started(model, logprobs=False)
+    try:
+        steps = [Step(slot, 0, random_tokens(5, slot)) for slot in range(3)]
+        found = []
+        for each in (engine, without):
+            for slot in range(3):
+                each.open_session(slot, b"")
+            batch = batch_of(steps, len(VOCAB), SamplingParams())
+            each.forward(batch)
+            assert batch.finish() == []
+            found.append((batch.token_ids.tolist(), np.isnan(batch.logprobs).tolist()))
+        (tokens, known), (same, unknown) = found
+        assert tokens == same
+        assert (known, unknown) == ([False] * 3, [True] * 3)
+        # What is drawn needs the rows, and has them.
+        drawn = batch_of([Step(0, 5, [1])], len(VOCAB), SamplingParams(temperature=1.0, seed=3))
+        without.forward(drawn)
+        assert not np.isnan(drawn.logprobs).any()
+    finally:
+        without.close()
+
+
 def test_nothing_is_printed(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     started(model).close()
     assert capfd.readouterr() == ("", "")

@@ -9,6 +9,7 @@ import numpy as np
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.engine.taken import TakenSteps, runnable
 from shmsched.errors import EngineStartError, Unsupported
+from shmsched.steps import SamplingParams
 from shmsched.workers.llama_cpp.context import Context
 from shmsched.workers.llama_cpp.library import Model
 
@@ -16,10 +17,18 @@ from shmsched.workers.llama_cpp.library import Model
 class LlamaCpp(Engine):
     """Options: ``path`` of a GGUF file; ``n_ctx``, the tokens that all sessions together can hold; ``max_sessions``;
     ``threads`` (default: one for each core that this process may use); ``gpu_layers``, the layers to put on a GPU if llama.cpp
-    was built for one (default: all)."""
+    was built for one (default: all); ``logprobs``, whether greedy tokens come with their log-probabilities, which take 0.7 ms
+    each over a vocabulary of 262,144 (default: true)."""
 
     def __init__(
-        self, path: str, *, n_ctx: int = 16384, max_sessions: int = 16, threads: int = 0, gpu_layers: int = -1
+        self,
+        path: str,
+        *,
+        n_ctx: int = 16384,
+        max_sessions: int = 16,
+        threads: int = 0,
+        gpu_layers: int = -1,
+        logprobs: bool = True,
     ) -> None:
         if n_ctx < 1 or threads < 0:
             raise EngineStartError(f"llama_cpp: n_ctx is {n_ctx} (at least 1) and threads {threads} (0: all cores)")
@@ -29,6 +38,7 @@ class LlamaCpp(Engine):
         self._own_context = header.context_length
         self._threads = threads or len(os.sched_getaffinity(0))
         self._gpu_layers = gpu_layers
+        self._logprobs = logprobs
         self.info = EngineInfo(
             model=header.name,
             vocab_size=header.vocab_size,
@@ -106,4 +116,12 @@ class LlamaCpp(Engine):
         if len(taken.outputs):
             logits = self._context.logits(len(taken.outputs))
             for first, run in taken.runs():
-                batch.put_logits(first, logits[run])
+                rows = logits[run]
+                if self._logprobs or not all(map(_is_greedy, batch.sampling[first : first + len(rows)])):
+                    batch.put_logits(first, rows)
+                else:
+                    batch.set_tokens(first, rows.argmax(axis=1))
+
+
+def _is_greedy(sampling: SamplingParams | None) -> bool:
+    return sampling is not None and sampling.temperature == 0.0

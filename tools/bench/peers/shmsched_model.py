@@ -17,7 +17,8 @@ MOST = 8_000
 
 
 def start(plan: Plan, crew: Crew, stack: ExitStack) -> str:
-    spec = f"llama_cpp:{plan.model}?threads={plan.threads}&max_sessions={plan.clients * plan.sessions}"
+    # The bare loop computes no log-probabilities either.
+    spec = f"llama_cpp:{plan.model}?threads={plan.threads}&max_sessions={plan.clients * plan.sessions}&logprobs=false"
     cluster = stack.enter_context(shmsched.launch(spec, max_decode_sequences=plan.batch))
 
     @contextmanager
