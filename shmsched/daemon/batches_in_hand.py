@@ -41,11 +41,10 @@ class BatchesInHand:
         batch.lengths = self._slot(number).write(number, steps)
         return batch
 
-    def give_ahead(self) -> int | None:
-        """What comes after a batch of generations is the engine's from here on. Returns the number of that batch; None if the one that
-        runs is not of that kind, or something follows it already, or a client does not keep up with its tokens."""
-        batch = self.running
-        if batch is None or batch.plain or self.following is not None:
+    def give_ahead(self, batch: BatchInFlight) -> int | None:
+        """What comes after the batch that runs is the engine's from here on, if that one is of generations alone. Returns the
+        number of what follows; None if it is not so, or something follows already, or a client does not keep up."""
+        if self.following is not None:
             return None
         after: list[int] = []
         steps: list[Step] = []

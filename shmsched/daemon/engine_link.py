@@ -103,8 +103,7 @@ class EngineLink:
 
     def fork(self, session: Session, parent: Session) -> None:
         """Give the session a slot and have the engine open it with what ``parent`` holds."""
-        session.engine = self
-        slot = self._slots.take(session)
+        session.engine, slot = self, self._slots.take(session)
         self.peer.send(frames.ForkSlot(slot, session.number, parent.slot, session.next_position))
 
     def close(self, session: Session, *, refused: bool = False) -> None:
@@ -165,18 +164,20 @@ class EngineLink:
         daemon.settling.ledger.dispatch(steps)
         self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
 
-    def look_ahead(self) -> None:
+    def look_ahead(self) -> bool:
         """Have the engine go on with the next tokens of the generations in its batch, without a pause, where it would do so anyway:
         nothing else is queued for it, and no session is expected back that would rather be in the same batch.
 
-        What comes meanwhile waits for one batch of decodes more. A generation that turns out to have ended has taken one token
-        too many in the engine, which is rewound if the session goes on.
+        What comes meanwhile waits for one batch of decodes more. A generation that turns out to have ended has taken one token too
+        many in the engine, which is rewound if the session goes on. Whether it was done now.
         """
-        if self.queues.queued or self.linger.expected or self.offer.rewinds != ANYWHERE:
-            return
-        number = self.in_hand.give_ahead()
+        batch = self.batch
+        if batch is None or batch.plain or self.queues.queued or self.linger.expected or self.offer.rewinds != ANYWHERE:
+            return False
+        number = self.in_hand.give_ahead(batch)
         if number is not None:
             self.peer.send(frames.Follow(number, number % BATCH_SLOTS, number - 1))
+        return number is not None
 
     def _go_on(self, followers: Sequence[Step | None], daemon: Daemon, *, ran: bool = True) -> None:
         """The batch has ended, and these come after each of its steps: the engine has gone on with them, or they are queued.
@@ -254,17 +255,16 @@ class EngineLink:
     def _all_done(self, batch: BatchInFlight, answers: Answers, daemon: Daemon) -> bool:
         """Settle a batch of which each step was answered. False, and nothing happens, if one was settled before."""
         steps, settling, ids, logprobs = batch.steps, daemon.settling, answers.ids, answers.logprobs
-        followers: list[Step | None] = []
-        if batch.plain:
-            if not settling.complete_plain(steps, batch.started, ids, logprobs):
+        followers: list[Step | None] | None = None
+        if not batch.plain:
+            followers = settling.complete(steps, batch.started, ids, logprobs, daemon)
+            if followers is None:
                 return False
-        else:
-            completed = settling.complete(steps, batch.started, ids, logprobs, daemon)
-            if completed is None:
-                return False
-            followers = completed
+        elif not settling.complete_plain(steps, batch.started, ids, logprobs):
+            return False
         self._finish(batch, (s.session.number for s in steps if s.wanted.n_rows and not s.session.outstanding))
-        self._go_on(followers, daemon)
+        if followers is not None:
+            self._go_on(followers, daemon)
         return True
 
     def _each_done(self, batch: BatchInFlight, answers: Answers, all_done: bool, daemon: Daemon) -> None:

@@ -62,10 +62,13 @@ class Linger:
         ``prompts_wait``: chunks of prompts are queued, and would go without them.
         """
         self.mean_step_s += _GAIN * (seconds - self.mean_step_s) if self.mean_step_s else seconds
-        self._fit.add(tokens, seconds)
         self._since = now
-        saved = self.mean_step_s if prompts_wait else min(self.mean_step_s, self._fit.fixed)
-        self._longest = longest = self._share * saved
+        longest = self._share * self.mean_step_s
+        if longest >= LEAST_S:
+            self._fit.add(tokens, seconds)
+            if not prompts_wait:
+                longest = min(longest, self._share * self._fit.fixed)
+        self._longest = longest
         if longest < LEAST_S:
             self._answered.clear()
             self._expected.clear()

@@ -14,7 +14,8 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self._is = False
+        self.lasts = False
+        """It is patient."""
         self._may = False
 
     def begin(self) -> None:
@@ -24,8 +25,8 @@ class Patience:
 
     def be(self, patient: bool) -> None:
         """Change, where it is not so already."""
-        if patient is not self._is and self._may:
-            self._is = patient
+        if patient is not self.lasts and self._may:
+            self.lasts = patient
             try:
                 os.sched_setscheduler(0, os.SCHED_BATCH if patient else os.SCHED_OTHER, os.sched_param(0))
             except OSError:

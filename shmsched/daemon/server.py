@@ -170,12 +170,15 @@ class Daemon:
             if engines:
                 now = time.monotonic()
                 self.deadlines.expire(now)
+                has_given_ahead = False
                 while engines:
-                    self._dispatch(engines.pop(), now)
-                self._patience.be(self._all_have_their_next())
+                    has_given_ahead |= self._dispatch(engines.pop(), now)
+                if has_given_ahead or self._patience.lasts:
+                    self._patience.be(self._all_have_their_next())
                 # The engines run while the clients are told.
                 self.connections.flush()
-            self._tell_clients()
+            if clients:
+                self._tell_clients(time.monotonic())
             self.connections.flush()
             # A flush may find that a peer is gone, and what it held is somebody else's now.
             if not (self.sessions.slots_changed or engines or clients):
@@ -189,8 +192,8 @@ class Daemon:
         running = [engine for engine in self.engines.links.values() if engine.batch is not None]
         return bool(running) and all(engine.has_its_next for engine in running)
 
-    def _tell_clients(self) -> None:
-        clients, now = self.touched_clients, time.monotonic()
+    def _tell_clients(self, now: float) -> None:
+        clients = self.touched_clients
         while clients:
             link = clients.pop()
             if link.can_hear_later(now):
@@ -205,13 +208,14 @@ class Daemon:
         for link in links:
             link.tell_completions()
 
-    def _dispatch(self, engine: EngineLink, now: float) -> None:
+    def _dispatch(self, engine: EngineLink, now: float) -> bool:
+        """Whether the engine was given its next batch while it runs one."""
         if engine.may_go(now):
             engine.dispatch(self, now)
         elif engine.batch is None and engine.queues.queued and engine.linger_timer is None:
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
-        engine.look_ahead()
         engine.watch(self)
+        return engine.look_ahead()
 
     def _linger_over(self, engine: EngineLink) -> None:
         engine.linger_timer = None

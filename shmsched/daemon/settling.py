@@ -55,7 +55,7 @@ class Settling:
             return None
         followers: list[Step | None] = []
         now, numbers, pack = time.monotonic(), daemon.numbers, STREAMED.pack
-        # What each client's stream gets is gathered: 0.6 us less a token.
+        # What each client's stream gets is gathered: 0.3 us less a token.
         streams: dict[ClientLink, list[bytes]] = {}
         streaming: ClientLink | None = None
         rows: list[bytes] = []

@@ -100,18 +100,18 @@ class BatchFailed(NamedTuple):
     message: Text
 
 
-@frame(56)
-class Skipped(NamedTuple):
-    """Nothing of this batch was run: it follows one of which not every step was done."""
-
-    batch: U64
-
-
 @frame(55)
 class Faulty(NamedTuple):
     """The engine has written where it must not: nothing that it says or writes counts any more."""
 
     message: Text
+
+
+@frame(56)
+class Skipped(NamedTuple):
+    """Nothing of this batch was run: it follows one of which not every step was done."""
+
+    batch: U64
 
 
 # --- scheduler to engine ------------------------------------------------------------------------------------------------
