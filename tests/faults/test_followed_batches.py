@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from shmsched.daemon.batch_slot import WANTED
+from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
+from shmsched.daemon.state import Generation, Step, Wanted
+from shmsched.memory.layouts import BatchSlotLayout
+from shmsched.scheduling import SchedulerParams, StepState
 from shmsched.wire import frames
 
 from faults.generating import DEFERRED, DONE, FAILED, STOP, Generations
@@ -205,3 +212,37 @@ def test_the_engine_is_not_sent_ahead_with_more_decodes_than_it_takes(world: Wor
     pair.answer(2, (DONE, 5), (DONE, STOP))
     # One is left, and one it takes.
     assert pair.engine.batches == [3, 4]
+
+
+class Client:
+    """What is asked of one here."""
+
+    def __init__(self, room: int) -> None:
+        self.stream_room = room
+
+
+def test_the_room_of_a_client_is_counted_once_for_all_its_steps() -> None:
+    """Also where those of two clients lie between one another's."""
+    layout = BatchSlotLayout(SchedulerParams(4, 4).max_batch_size)
+    for room, expected in ((1, None), (2, 2)):
+        hand = BatchesInHand(memoryview(bytearray(BATCH_SLOTS * layout.size)), SchedulerParams(4, 4), 10)
+        clients = [Client(room) for _ in range(2)]
+        entry = WANTED.pack(1, 1, b"s" * 20, 7, 0)
+        steps: Any = []
+        for i in (0, 1, 0):
+            wanted = Wanted(entry, 1, 1, True, False, 0.0, Generation(8, frozenset()))
+            session: Any = SimpleNamespace(client=clients[i], slot=len(steps))
+            steps.append(Step(len(steps), session, 1, 1, bytes(4), 0, wanted, 0.0))
+            steps[-1].state = StepState.IN_FLIGHT
+        assert hand.give_ahead(hand.give(steps, 0.0)) == expected
+
+
+def test_what_was_run_for_nobody_counts_for_what_a_batch_of_its_size_takes(world: World) -> None:
+    pair = Generations(world)
+    (link,) = world.daemon.engines.links.values()
+    sizes: list[int] = []
+    link.linger.batch_ended = lambda now, seconds, tokens, came, prompts: sizes.append(tokens)  # type: ignore[method-assign]
+    pair.answer(1, (DONE, STOP), (DONE, STOP))
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert sizes == [2, 2]
+    assert link.steps_run == 2

@@ -15,3 +15,13 @@ def echoes(fed: list[int], n: int) -> list[int]:
         tokens.append(answer(h, VOCAB))
         h = advance(h, tokens[-1:])
     return tokens
+
+
+def prompt_that_meets(token: int, avoiding: range) -> tuple[list[int], list[int]]:
+    """A prompt of two tokens whose next 20 have ``token`` in them, and none of ``avoiding`` before it; and those 20."""
+    return next(
+        ([a, b], expected)
+        for a in range(200, 400)
+        for b in range(200, 400)
+        if token in (expected := echoes([a, b], 20)) and not set(avoiding) & {*expected[: expected.index(token)]}
+    )

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import shmsched
-from shmsched.client.futures import WaitingStream
 
 from processes.expected import VOCAB, echoes
 from processes.leftovers import wait_until
+from processes.reading import drain
 from processes.ways import ENGINES
 
 DEADLINE = 30.0
@@ -24,13 +24,6 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 def engine(cluster: shmsched.Cluster) -> dict[str, Any]:
     status: dict[str, Any] = cluster.status()["engines"][0]
     return status
-
-
-def drain(stream: WaitingStream) -> list[int]:
-    tokens = []
-    while not stream.last:
-        tokens.append(stream.next(DEADLINE).token)
-    return tokens
 
 
 def test_generations_run_ahead_and_all_of_it_is_right() -> None:

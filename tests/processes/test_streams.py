@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import shmsched
-from shmsched.client.futures import WaitingStream
 
 from processes.engines import FAIL
-from processes.expected import VOCAB, echoes
+from processes.expected import VOCAB, echoes, prompt_that_meets
 from processes.leftovers import wait_until
+from processes.reading import drain
 
 DEADLINE = 30.0
 MOODY = f"{Path(__file__).with_name('engines.py')}:Moody?vocab={VOCAB}"
@@ -32,13 +32,6 @@ def cluster() -> Iterator[shmsched.Cluster]:
 def client(cluster: shmsched.Cluster) -> Iterator[shmsched.Client]:
     with cluster.client() as client:
         yield client
-
-
-def drain(stream: WaitingStream) -> list[int]:
-    tokens = []
-    while not stream.last:
-        tokens.append(stream.next(DEADLINE).token)
-    return tokens
 
 
 @pytest.mark.parametrize("n_prompt", [1, 2, 16, 17, 100])
@@ -172,12 +165,7 @@ def test_closing_the_session_or_the_client_ends_it_with_the_reason(cluster: shms
 
 def test_a_step_that_fails_leaves_the_session_before_it() -> None:
     with shmsched.launch(MOODY) as cluster, cluster.client() as client, client.open_session() as session:
-        prompt, expected = next(
-            ([a, b], e)
-            for a in range(200, 400)
-            for b in range(200, 400)
-            if FAIL in (e := echoes([a, b], 20)) and not set(range(100, 109)) & {*e[: e.index(FAIL)]}
-        )
+        prompt, expected = prompt_that_meets(FAIL, avoiding=range(100, 109))
         n = expected.index(FAIL) + 1
         stream = session.stream(prompt, further=100)
         tokens = []

@@ -18,7 +18,7 @@ import shmsched
 from shmsched.client.generation import EngineDraft, FinishReason, Generation, PromptLookup
 
 from processes.engines import FAIL
-from processes.expected import VOCAB, echoes
+from processes.expected import VOCAB, echoes, prompt_that_meets
 from processes.leftovers import wait_until
 from processes.ways import DEADLINE, ENGINES, way_of
 
@@ -212,12 +212,7 @@ def test_a_failed_step_ends_it_with_its_error_and_the_session_goes_on(continuati
         cluster.client() as client,
         client.open_session() as session,
     ):
-        prompt, expected = next(
-            ([a, b], e)
-            for a in range(200, 400)
-            for b in range(200, 400)
-            if FAIL in (e := echoes([a, b], 20)) and not set(range(100, 109)) & {*e[: e.index(FAIL)]}
-        )
+        prompt, expected = prompt_that_meets(FAIL, avoiding=range(100, 109))
         n = expected.index(FAIL) + 1
         generation = session.generate(prompt, max_new_tokens=50, continuation=continuation)
         with pytest.raises(shmsched.StepFailed, match="told to fail"):
