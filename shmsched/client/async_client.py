@@ -301,7 +301,9 @@ class AsyncClient(ClientCore):
                 if lacking is not None:
                     return lacking
                 if not submission.raw_rows or self._channel.arena is not None:
-                    self._channel.submit(submission, reply, later=True)
+                    self._channel.submit(submission, reply)
+                    if self._channel.outbox.full:
+                        self._channel.outbox.send_steps()
                     self._flush_soon()
                     return None
             await self._ensure_arena()

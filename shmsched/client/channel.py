@@ -6,32 +6,36 @@ One lock guards all of it. Futures are settled outside the lock, since their cal
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from shmsched.client import answers
 from shmsched.client.answers import Answered, response_of, settle
 from shmsched.client.leases import ClientArena
-from shmsched.client.outbox import MOST_TOGETHER, Outbox
+from shmsched.client.outbox import Outbox, Packed
 from shmsched.client.replies import Reply, TokenStream
+from shmsched.client.room import Room
 from shmsched.client.session_core import SessionCore
-from shmsched.client.submission import NO_ROWS, Submission
+from shmsched.client.submission import NO_ROWS, Decode, Submission
 from shmsched.errors import (
     ErrorCode,
     InvalidRequest,
     ProtocolError,
     SchedulerDied,
     ShmschedError,
-    Unsupported,
     error_of,
 )
 from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
-from shmsched.steps import Response
+from shmsched.steps import Response, SamplingParams, Tokens
 from shmsched.wire import frames
+from shmsched.wire.frames import BRIEF_DESCRIPTOR
 from shmsched.wire.link import Link
+
+if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
 
 TOKEN, TOKENS = int(RecordKind.TOKEN), int(RecordKind.TOKENS)
 
@@ -50,8 +54,6 @@ class Channel:
         self.max_arena = welcome.max_arena
         self._link = link
         ring = TokenWriter(view[: 4 * layout.ring_tokens])
-        # What has been read is announced a quarter of the ring at a time: for more room than the rest one could wait for ever.
-        self._most_tokens = ring.capacity * 3 // 4
         self._records = RecordReader(view[layout.records_offset :][: RECORD.size * layout.records], RECORD.size)
         size = RESULT_DTYPE.itemsize
         self._results = RecordReader(view[layout.results_offset :][: size * layout.results], size)
@@ -62,7 +64,7 @@ class Channel:
         self._stream_told = 0
         self._pending: dict[int, Submission] = {}
         """By the number of each step that is on its way, or waits in the outbox."""
-        self._outstanding_results = 0
+        self.room = Room(self.outbox, self._pending, self._records, self._results)
         self._held_rows: dict[int, int] = {}
         self._next_request = 1
         self._ids: set[int] = set()
@@ -74,11 +76,45 @@ class Channel:
 
     # --- submitting -----------------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, reply: Reply, later: bool = False) -> None:
-        """Send all of it or nothing. The caller holds the lock, and has seen that nothing lacks.
+    def submit_decode(
+        self,
+        session: SessionCore,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        course: Course | None,
+        reply: Reply,
+    ) -> bool:
+        """``place`` and ``submit`` for what most steps are: a session's next token, wanted as its last plain step was. They take
+        half the time so.
 
-        ``later``: with what follows, or at the next ``flush``.
+        False, and nothing has happened, where it is anything else, or something lacks. The caller holds the lock.
         """
+        usual = session._usual
+        if usual is None or usual[0] is not sampling or type(tokens) is not list or len(tokens) != 1:
+            return False
+        token, start, request_id = tokens[0], session._position, self._next_id + 1
+        if (
+            type(token) is not int
+            or not 0 <= token < session.vocab_size
+            or not (position is None or (type(position) is int and position == start))
+            or self.dead is not None
+            or session.ended is not None
+            or session._stream is not None
+            or session._course is not course
+            or start >= session.most_tokens
+            or request_id in self._ids
+            or not self.room.takes_a_decode
+        ):
+            return False
+        self._next_id = request_id
+        fed, request = token.to_bytes(4, "little"), self._next_request
+        described = BRIEF_DESCRIPTOR.pack(request, session.session_id, 1, start, usual[1])
+        self._enter(Decode(session, fed, start, request, request_id, reply), (described, fed, ()))
+        return True
+
+    def submit(self, submission: Submission, reply: Reply) -> None:
+        """Put all of it into the outbox, or nothing. The caller holds the lock, and has seen that nothing lacks."""
         request_id = submission.request_id
         if request_id is None:
             request_id = self._next_id + 1
@@ -93,35 +129,41 @@ class Channel:
         first = submission.first_request = self._next_request
         last = submission.last_request = reply.last_request = first + submission.n_steps - 1
         submission.id, submission.reply = request_id, reply
-        session, start = submission.session, submission.start
-        end = start + submission.n_tokens
         stream = reply if isinstance(reply, TokenStream) else None
         if stream is not None:
-            stream.begins(start, end, submission.position_of(last))
-        packed, outbox = (submission.describe(), submission.tokens, submission.stop_tokens), self.outbox
+            start = submission.start
+            stream.begins(start, start + submission.n_tokens, submission.position_of(last))
+        self._enter(submission, (submission.describe(), submission.tokens, submission.stop_tokens), stream)
+
+    def _enter(self, submission: Submission, packed: Packed, stream: TokenStream | None = None) -> None:
+        """It is on its way from here on, and leaves with the outbox."""
+        first, last, session, outbox = (
+            submission.first_request,
+            submission.last_request,
+            submission.session,
+            self.outbox,
+        )
         try:
             if first == last:
                 self._pending[first] = submission
             else:
                 self._pending.update(dict.fromkeys(range(first, last + 1), submission))
-            self._ids.add(request_id)
-            session.goes_on(first, start, submission.tokens)
+            self._ids.add(submission.id)
+            session.goes_on(first, submission.start, submission.tokens)
             outbox.tokens += submission.n_tokens
             outbox.waiting.append(packed)
         finally:
             # An interrupt comes between calls, and there is none among the following lines: who is in the outbox is counted.
             if outbox.waiting and outbox.waiting[-1] is packed:
                 self._next_request = last + 1
-                self._outstanding_results += submission.n_results
-                session._position = end
+                self.room.results_taken += submission.n_results
+                session._position = submission.start + submission.n_tokens
                 session.unfed = None
                 if stream is not None:
                     session._stream = stream
                 session._fell_back = False
             else:
                 self._forget(submission)
-        if not later or len(outbox.waiting) >= MOST_TOGETHER:
-            outbox.send_steps()
 
     def _forget(self, submission: Submission) -> None:
         """An interrupt has kept it from being sent."""
@@ -147,58 +189,13 @@ class Channel:
 
         The caller holds the lock. Raises InvalidRequest, Unsupported, or why client or session are over.
         """
-        session, start = submission.session, submission.position
+        session = submission.session
         if self.dead is not None:
             self.check_alive()
         if session.ended is not None or session._stream is not None or session._course is not submission.course:
             session.check_free(submission.course)
-        stands_at, n = session._position, submission.n_tokens
-        if start is None:
-            start = stands_at
-        elif not isinstance(start, int | np.integer) or not 0 <= start <= stands_at:
-            raise InvalidRequest(
-                f"position {start!r} in session {session.session_id}; it goes on at {stands_at}, or below to rewind"
-            )
-        elif start < stands_at and not session.supports_rewind:
-            raise Unsupported(
-                f"position {start} rewinds session {session.session_id} from {stands_at};"
-                f" model {session.model.name!r} cannot rewind"
-            )
-        submission.start = start = int(start)
-        end = start + n + submission.further
-        if end > session.most_tokens:
-            raise InvalidRequest(
-                f"session {session.session_id} would hold {end} tokens; {session.model.name} takes at most {session.most_tokens}"
-            )
-        outbox, ring = self.outbox, self.outbox.ring
-        room = ring.capacity - (ring.written - ring.read) - outbox.tokens
-        if (
-            n <= room
-            and n <= self._most_tokens
-            and len(self._pending) + submission.n_steps <= self._records.capacity
-            and self._outstanding_results + submission.n_results <= self._results.capacity
-        ):
-            return None
-        return self._lacking(submission, room)
-
-    def _lacking(self, submission: Submission, room: int) -> str:
-        """What there is no room for now, in words. Raises InvalidRequest, with the sizes, where no waiting would make room."""
-        n, n_steps, n_results = submission.n_tokens, submission.n_steps, submission.n_results
-        if n > self._most_tokens:
-            raise InvalidRequest(f"{n} tokens in one submission; the token ring takes at most {self._most_tokens}")
-        if n > room:
-            return f"{n} tokens do not fit the {room} free cells of the token ring"
-        if len(self._pending) + n_steps > self._records.capacity:
-            if n_steps > self._records.capacity:
-                raise InvalidRequest(
-                    f"{n_steps} chunks in one submission; at most {self._records.capacity} are outstanding"
-                )
-            return f"{len(self._pending)} steps are outstanding, of at most {self._records.capacity}"
-        if n_results > self._results.capacity:
-            raise InvalidRequest(
-                f"{n_results} sampled rows in one step; at most {self._results.capacity} are outstanding"
-            )
-        return f"{self._outstanding_results} sampled rows are outstanding, of at most {self._results.capacity}"
+        submission.start = session.placed(submission.position, submission.n_tokens + submission.further)
+        return self.room.lacking(submission)
 
     def outstanding_of(self, session: SessionCore) -> list[Reply]:
         """What the session still waits for, in order of submission. The caller holds the lock."""
@@ -251,7 +248,7 @@ class Channel:
 
     def completions(self, message: frames.Completions) -> None:
         """Read what was written up to the cursors, and settle with it."""
-        settled: list[Answered] = []
+        answered: list[Answered] = []
         with self.lock:
             try:
                 records = self._records.take_until(message.records_written)
@@ -261,32 +258,8 @@ class Channel:
             except ValueError as e:
                 raise ProtocolError(f"completions that cannot be: {e}") from e
             came = answers.tokens_of(streamed, self._pending) if streamed else {}
-            at = n_results = 0
-            pending, ids = self._pending, self._ids
-            for request, n_rows, kind, waited, token, logprob in RECORD.iter_unpack(records):
-                submission = pending.pop(request, None)
-                first, at = at, at + n_rows if kind == TOKENS else at
-                if submission is None:
-                    continue
-                reply = submission.reply
-                if reply.queue_wait is None:
-                    reply.queue_wait = waited
-                if request != submission.last_request:
-                    continue
-                n_results += submission.n_results
-                ids.discard(submission.id)
-                response = None
-                if kind != TOKEN:
-                    if reply.withdrawn or reply.done():
-                        self._free_rows(submission)
-                        continue
-                    response = (
-                        response_of(submission, results, first, n_rows)
-                        if kind == TOKENS
-                        else self._raw(submission, n_rows)
-                    )
-                settled.append((submission, token, logprob, response))
-            self._outstanding_results -= n_results
+            if records:
+                answered = self._answered(records, results)
             if self.room_came is not None:
                 self._tell_of_room()
             if self._stream.read - self._stream_told > self._stream.capacity // 4:
@@ -294,8 +267,44 @@ class Channel:
                 self._tell_consumed()
         for stream, tokens in came.items():
             stream.streamed(tokens)
-        if settled:
-            settle(settled)
+        settle(answered)
+
+    def _answered(self, records: bytes, results: bytes) -> list[Answered]:
+        """Take what the records are about from what is on its way, and make the response of each whose last step this was."""
+        pending, ids, now, answered = self._pending, self._ids, time.monotonic(), []
+        at = n_results = 0
+        for (request, n_rows, kind, waited, _, _), tokens, logprobs in zip(
+            RECORD.iter_unpack(records), *answers.columns(records), strict=True
+        ):
+            submission = pending.pop(request, None)
+            if kind == TOKENS:
+                at += n_rows
+            if submission is None:
+                continue
+            reply = submission.reply
+            if reply.queue_wait is None:
+                reply.queue_wait = waited
+            if request != submission.last_request:
+                continue
+            n_results += submission.n_results
+            ids.discard(submission.id)
+            if reply.withdrawn:
+                self._free_rows(submission)
+                continue
+            reply.arrived = now
+            if kind == TOKEN:
+                session_id = submission.session.session_id
+                response = Response(submission.id, session_id, tokens, logprobs, None, reply.queue_wait)
+            elif kind == TOKENS:
+                response = response_of(submission, results, at - n_rows, n_rows)
+            elif not reply.done():
+                response = self._raw(submission, n_rows)
+            else:
+                self._free_rows(submission)
+                continue
+            answered.append((reply, response))
+        self.room.results_taken -= n_results
+        return answered
 
     def _tell_of_room(self) -> None:
         room_came, self.room_came = self.room_came, None
@@ -372,7 +381,7 @@ class Channel:
     def _take(self, request: int) -> Submission | None:
         submission = self._pending.pop(request, None)
         if submission is not None and request == submission.last_request:
-            self._outstanding_results -= submission.n_results
+            self.room.results_taken -= submission.n_results
             self._ids.discard(submission.id)
         return submission
 

@@ -21,7 +21,7 @@ from shmsched.client.replies import Reply
 from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
-from shmsched.client.submission import Submission, continued
+from shmsched.client.submission import LAST, Submission, continued
 from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
 from shmsched.steps import GREEDY, OutputRows, Request, SamplingParams, Tokens
@@ -206,8 +206,15 @@ class Client(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> StepFuture:
+        reply = StepFuture(self._receiver)
+        if deadline is None and output_rows is LAST:
+            channel = self._channel
+            with channel.lock:
+                if channel.submit_decode(session, tokens, position, sampling, course, reply):
+                    self._send_steps()
+                    return reply
         submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
-        return self._send(submission, StepFuture(self._receiver), block, timeout)
+        return self._send(submission, reply, block, timeout)
 
     def _stream(
         self,
@@ -237,19 +244,20 @@ class Client(ClientCore):
                     deadline = time.monotonic() + timeout
                 if not self._wait_for_room(lacking, block, deadline):
                     raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
-            try:
-                if self._receiver.expects_more():
-                    channel.submit(submission, reply, later=True)
-                    if self._receiver.flushes_soon():
-                        return reply
-                    # The thread has come back just before.
-                    channel.outbox.send_steps()
-                else:
-                    channel.submit(submission, reply)
-            except SchedulerDied as e:
-                # The scheduler may have said why before it went; that is not read yet.
-                raise self._state.end_of_stream() from e
+            channel.submit(submission, reply)
+            self._send_steps()
         return reply
+
+    def _send_steps(self) -> None:
+        """Send what was submitted, if it is not better sent together with what follows. The caller holds the lock."""
+        outbox = self._channel.outbox
+        if self._receiver.expects_more() and not outbox.full:
+            return
+        try:
+            outbox.send_steps()
+        except SchedulerDied as e:
+            # The scheduler may have said why before it went; that is not read yet.
+            raise self._state.end_of_stream() from e
 
     def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
         """Give up the lock until some room has come back; whatever the caller knew may have changed then.

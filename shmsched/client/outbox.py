@@ -33,6 +33,11 @@ class Outbox:
         self._results = results
         self._stream = stream
 
+    @property
+    def full(self) -> bool:
+        """No more may wait together."""
+        return len(self.waiting) >= MOST_TOGETHER
+
     def send_steps(self) -> None:
         """Send what waits. Raises SchedulerDied if the connection is gone."""
         waiting = self.waiting

@@ -171,16 +171,16 @@ class Receiver(threading.Thread):
             self._look.set()
 
     def expects_more(self) -> bool:
-        """Whether what is submitted now may wait for what follows: other sessions were answered together with this one, and
-        are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S."""
+        """Whether what has just been submitted may wait for what follows: other sessions were answered together with this one,
+        and are likely to come back as well. It is sent with the last of them, when the caller waits, or after PARK_S.
+
+        Only where the thread will flush within PARK_S: it says that it is back before it flushes, and a caller's long wait may
+        keep it aside for longer.
+        """
         if self._answers > 1 and self._aside and not (self._reading and self._parked_for_long):
             self._answers -= 1
             return True
         return False
-
-    def flushes_soon(self) -> bool:
-        """Whether the thread will flush within PARK_S: not while it waits for the end of a caller's long wait."""
-        return self._aside and not (self._reading and self._parked_for_long)
 
     def refuse_in_callback(self, what: str) -> None:
         """Raises Full in a future's callback: what it would wait for comes to the very thread that runs it."""

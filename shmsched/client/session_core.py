@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError
+from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
 from shmsched.memory.layouts import SAMPLING
 from shmsched.steps import SamplingParams
 
@@ -29,8 +29,8 @@ class SessionCore:
         """What its engine was told at its opening."""
         self.ended: ShmschedError | None = None
         """Why it is over, if it is."""
-        self._sampling: tuple[SamplingParams, bytes] | None = None
-        """How it was sampled last, and that as it travels."""
+        self._usual: tuple[SamplingParams, bytes] | None = None
+        """How its last plain step was sampled, and all that such a step wants, as it travels."""
         self.unfed: int | None = None
         """The token that a generation sampled last, which the session was not fed yet: the next generation begins with it."""
         self._position = 0
@@ -120,14 +120,34 @@ class SessionCore:
         if self._course is course:
             self._course = None
 
+    def placed(self, position: int | None, n_tokens: int) -> int:
+        """Where ``n_tokens`` start that are to go to ``position``, or go on where the session stands (None).
+
+        Raises InvalidRequest or Unsupported where they cannot.
+        """
+        stands_at = start = self._position
+        if position is not None:
+            if not isinstance(position, int | np.integer) or not 0 <= position <= stands_at:
+                raise InvalidRequest(
+                    f"position {position!r} in session {self.session_id}; it goes on at {stands_at}, or below to rewind"
+                )
+            start = int(position)
+            if start < stands_at and not self.supports_rewind:
+                raise Unsupported(
+                    f"position {start} rewinds session {self.session_id} from {stands_at};"
+                    f" model {self.model.name!r} cannot rewind"
+                )
+        if start + n_tokens > self.most_tokens:
+            raise InvalidRequest(
+                f"session {self.session_id} would hold {start + n_tokens} tokens; {self.model.name} takes at most"
+                f" {self.most_tokens}"
+            )
+        return start
+
     def packed(self, sampling: SamplingParams) -> bytes:
         """``sampling`` as it travels, with the session's own seed where it has none."""
-        last = self._sampling
-        if last is None or last[0] is not sampling:
-            seed = self.seed if sampling.seed is None else sampling.seed
-            last = sampling, SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
-            self._sampling = last
-        return last[1]
+        seed = self.seed if sampling.seed is None else sampling.seed
+        return SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
 
     def goes_on(self, request: int, start: int, tokens: bytes) -> None:
         """``tokens``, int32, are about to be submitted at ``start``; ``request`` is the number of their first step.

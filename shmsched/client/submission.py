@@ -10,7 +10,7 @@ from shmsched.client.tokens import packed_tokens
 from shmsched.errors import InvalidRequest
 from shmsched.memory.layouts import SAMPLING
 from shmsched.steps import OutputRows, SamplingParams, Tokens
-from shmsched.wire.frames import MAX_STOP_TOKENS, STEP_DESCRIPTOR, StepFlags
+from shmsched.wire.frames import MAX_STOP_TOKENS, STEP_DESCRIPTOR, WANTED, StepFlags
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
@@ -108,7 +108,7 @@ class Submission:
         return self.start + (request - self.first_request) * self.session.chunk_size
 
     def describe(self) -> bytes:
-        """The descriptors of its steps, packed; only the last one asks for output."""
+        """The descriptors of its steps, packed; only the last one asks for output. The session remembers what a plain one wants."""
         session, sampling = self.session, self.sampling
         packed, flags = (UNSAMPLED, 0) if sampling is None else (session.packed(sampling), SAMPLED)
         rows_offset = self.rows_offset if self.raw_rows else 0
@@ -118,6 +118,8 @@ class Submission:
             self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
         if not before:
+            if sampling is not None and self.output_rows is LAST and not self.further and not self.deadline:
+                session._usual = sampling, described[-WANTED.size :]
             return described
         steps = [
             STEP_DESCRIPTOR.pack(
@@ -127,6 +129,20 @@ class Submission:
             for request in range(self.first_request, last)
         ]  # fmt: skip
         return b"".join([*steps, described])
+
+
+class Decode(Submission):
+    """The next token of a session, wanted as its last plain step was: nothing about it is to be checked, or said, anew."""
+
+    def __init__(
+        self, session: SessionCore, token: bytes, start: int, request: int, request_id: int, reply: Reply
+    ) -> None:
+        self.session = session
+        self.tokens = token
+        self.start = start
+        self.first_request = self.last_request = reply.last_request = request
+        self.id = request_id
+        self.reply = reply
 
 
 def _output_rows(value: object) -> OutputRows:

@@ -5,6 +5,7 @@ far they go. A cursor counts from the beginning of the connection and only grows
 """
 
 from shmsched.wire.client_frames import (
+    BRIEF_DESCRIPTOR,
     MAX_OPTIONS,
     MAX_STOP_TOKENS,
     STEP_DESCRIPTOR,
@@ -67,6 +68,7 @@ from shmsched.wire.engine_frames import (
 )
 
 __all__ = [
+    "BRIEF_DESCRIPTOR",
     "Arena",
     "ArenaRefused",
     "AskStatus",

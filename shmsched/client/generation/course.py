@@ -10,7 +10,7 @@ import numpy as np
 
 from shmsched.client.generation.effects import Await, Emit, Handle, Plan, TokenArray
 from shmsched.client.generation.stop_text import TextGate
-from shmsched.steps import Response, SamplingParams
+from shmsched.steps import Response, SamplingParams, Tokens
 
 
 class FinishReason(Enum):
@@ -74,9 +74,9 @@ class Course:
         return self._start + (len(self._prompt) + len(self.sampled) - 1 if self.sampled else 0)
 
     @property
-    def feed(self) -> TokenArray:
+    def feed(self) -> Tokens:
         """What is fed next: the prompt, then the token that was sampled last."""
-        return np.array(self.sampled[-1:], np.int32) if self.sampled else self._prompt
+        return self.sampled[-1:] or self._prompt
 
     @property
     def last_position(self) -> int:
