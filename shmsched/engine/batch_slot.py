@@ -44,7 +44,7 @@ class Pulled:
         places = self.tokens.tolist()
         if not (min(places) >= 0 and max(places) < len(sampled)):
             raise ProtocolError(f"a batch follows one of {len(sampled)} sampled tokens, and asks for numbers {places}")
-        self.tokens = np.array([sampled[place] for place in places], np.int32)
+        self.tokens = np.array(list(map(sampled.__getitem__, places)), np.int32)
 
     def sampling(self) -> list[bytes]:
         """As SAMPLING packs it."""

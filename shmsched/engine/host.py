@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -232,9 +233,8 @@ class EngineHost:
             rows = [Row(entry.slot, entry.position, [i], entry.length) for i, entry in enumerate(entries)]
             self._settle(view, rows, view.owners, [0] * len(view.owners), entries, outcome)
             return outcome.results()
-        lengths = self._lengths
-        for slot, length in zip(batch.slots, batch.lengths, strict=True):
-            lengths[slot] += length
+        # Each session stood where its step begins.
+        self._lengths.update(zip(batch.slots, map(add, batch.positions, batch.lengths), strict=True))
         return results
 
     def _run_passes(self, batch: Pulled) -> Results:

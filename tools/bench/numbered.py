@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shmsched import BatchView
 from shmsched.workers.echo import Echo
 
 
@@ -11,9 +10,6 @@ class Numbered(Echo):
 
     _batches = 0
 
-    def forward(self, batch: BatchView) -> None:
-        super().forward(batch)
+    def logprob(self) -> float:
         self._batches += 1
-        for k, sampling in enumerate(batch.sampling):
-            if sampling is not None:
-                batch.logprobs[k] = self._batches
+        return float(self._batches)
