@@ -153,8 +153,11 @@ class LogitsBlock:
         return f"LogitsBlock({'released' if self._data is None else self._data.shape})"
 
 
+_NO_TOKENS = np.empty(0, np.int64)
+
+
 def _no_tokens() -> npt.NDArray[np.int64]:
-    return np.empty(0, np.int64)
+    return _NO_TOKENS
 
 
 @_read_only

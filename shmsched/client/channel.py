@@ -31,7 +31,7 @@ from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
 from shmsched.steps import Response, SamplingParams, Tokens
 from shmsched.wire import frames
-from shmsched.wire.frames import BRIEF_DESCRIPTOR
+from shmsched.wire.frames import ROWS_DESCRIPTOR
 from shmsched.wire.link import Link
 
 if TYPE_CHECKING:
@@ -107,10 +107,16 @@ class Channel:
             or not self.room.takes_a_decode
         ):
             return False
+        rows_offset = NO_ROWS
+        if sampling is None:
+            assert self.arena is not None
+            rows_offset = self.arena.reserve(1, session.vocab_size)
         self._next_id = request_id
         fed, request = token.to_bytes(4, "little"), self._next_request
-        described = BRIEF_DESCRIPTOR.pack(request, session.session_id, 1, start, usual[1])
-        self._enter(Decode(session, fed, start, request, request_id, reply), (described, fed, ()))
+        described = ROWS_DESCRIPTOR.pack(
+            request, session.session_id, 1, start, usual[1], 0 if sampling is not None else rows_offset, usual[2]
+        )
+        self._enter(Decode(session, fed, start, request, request_id, reply, rows_offset), (described, fed, ()))
         return True
 
     def submit(self, submission: Submission, reply: Reply) -> None:

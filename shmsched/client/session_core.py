@@ -29,8 +29,8 @@ class SessionCore:
         """What its engine was told at its opening."""
         self.ended: ShmschedError | None = None
         """Why it is over, if it is."""
-        self._usual: tuple[SamplingParams, bytes] | None = None
-        """How its last plain step was sampled, and all that such a step wants, as it travels."""
+        self._usual: tuple[SamplingParams | None, bytes, bytes] | None = None
+        """How its last plain step was sampled, and what such a step wants as it travels, before its ``rows_offset`` and after."""
         self.unfed: int | None = None
         """The token that a generation sampled last, which the session was not fed yet: the next generation begins with it."""
         self._position = 0

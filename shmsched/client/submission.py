@@ -10,7 +10,14 @@ from shmsched.client.tokens import packed_tokens
 from shmsched.errors import InvalidRequest
 from shmsched.memory.layouts import SAMPLING
 from shmsched.steps import OutputRows, SamplingParams, Tokens
-from shmsched.wire.frames import MAX_STOP_TOKENS, STEP_DESCRIPTOR, WANTED, StepFlags
+from shmsched.wire.frames import (
+    MAX_STOP_TOKENS,
+    STEP_DESCRIPTOR,
+    WANTED,
+    WANTED_AFTER_ROWS,
+    WANTED_BEFORE_ROWS,
+    StepFlags,
+)
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
@@ -118,8 +125,9 @@ class Submission:
             self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
         if not before:
-            if sampling is not None and self.output_rows is LAST and not self.further and not self.deadline:
-                session._usual = sampling, described[-WANTED.size :]
+            if self.output_rows is LAST and not self.further and not self.deadline:
+                wanted = described[-WANTED.size :]
+                session._usual = sampling, wanted[WANTED_BEFORE_ROWS], wanted[WANTED_AFTER_ROWS]
             return described
         steps = [
             STEP_DESCRIPTOR.pack(
@@ -135,14 +143,24 @@ class Decode(Submission):
     """The next token of a session, wanted as its last plain step was: nothing about it is to be checked, or said, anew."""
 
     def __init__(
-        self, session: SessionCore, token: bytes, start: int, request: int, request_id: int, reply: Reply
+        self,
+        session: SessionCore,
+        token: bytes,
+        start: int,
+        request: int,
+        request_id: int,
+        reply: Reply,
+        rows_offset: int,
     ) -> None:
+        """``rows_offset``: of its row of raw logits, or NO_ROWS."""
         self.session = session
         self.tokens = token
         self.start = start
         self.first_request = self.last_request = reply.last_request = request
         self.id = request_id
         self.reply = reply
+        if rows_offset != NO_ROWS:
+            self.rows_offset, self.raw_rows, self.n_results = rows_offset, 1, 0
 
 
 def _output_rows(value: object) -> OutputRows:

@@ -187,8 +187,11 @@ class StepDescriptor(NamedTuple):
 STEP_DESCRIPTOR = struct.Struct(f"<QQIIBB{SAMPLING.size}sQIBd")
 WANTED = struct.Struct(f"<BB{SAMPLING.size}sQIBd")
 """The fields of a descriptor from ``output_rows`` on: what is wanted of a step, which is the same for most of a client's."""
-BRIEF_DESCRIPTOR = struct.Struct(f"<QQII{WANTED.size}s")
-"""STEP_DESCRIPTOR with these in one piece."""
+_BRIEFLY = struct.Struct(f"<QQII{WANTED.size}s")
+WANTED_BEFORE_ROWS, WANTED_AFTER_ROWS = slice(2 + SAMPLING.size), slice(10 + SAMPLING.size, None)
+"""Where of WANTED lies what is the same for each step, before ``rows_offset`` and after."""
+ROWS_DESCRIPTOR = struct.Struct(f"<QQII{2 + SAMPLING.size}sQ{WANTED.size - SAMPLING.size - 10}s")
+"""STEP_DESCRIPTOR with these in one piece each."""
 
 
 class StepRows(Sequence[StepDescriptor]):
@@ -203,7 +206,7 @@ class StepRows(Sequence[StepDescriptor]):
     def briefly(self) -> Iterator[tuple[int, int, int, int, bytes]]:
         """``request``, ``session``, ``n_tokens``, ``position``, and what is wanted as WANTED packs it: 0.2 us a step, where
         the descriptors themselves take 0.7."""
-        return BRIEF_DESCRIPTOR.iter_unpack(self._packed)
+        return _BRIEFLY.iter_unpack(self._packed)
 
     def __len__(self) -> int:
         return len(self._packed) // STEP_DESCRIPTOR.size

@@ -5,11 +5,13 @@ far they go. A cursor counts from the beginning of the connection and only grows
 """
 
 from shmsched.wire.client_frames import (
-    BRIEF_DESCRIPTOR,
     MAX_OPTIONS,
     MAX_STOP_TOKENS,
+    ROWS_DESCRIPTOR,
     STEP_DESCRIPTOR,
     WANTED,
+    WANTED_AFTER_ROWS,
+    WANTED_BEFORE_ROWS,
     Arena,
     ArenaRefused,
     Block,
@@ -68,7 +70,6 @@ from shmsched.wire.engine_frames import (
 )
 
 __all__ = [
-    "BRIEF_DESCRIPTOR",
     "Arena",
     "ArenaRefused",
     "AskStatus",
@@ -105,6 +106,7 @@ __all__ = [
     "Returned",
     "Rewinds",
     "Role",
+    "ROWS_DESCRIPTOR",
     "STEP_DESCRIPTOR",
     "SessionEnded",
     "SessionOpened",
@@ -122,6 +124,8 @@ __all__ = [
     "Stopping",
     "Submit",
     "WANTED",
+    "WANTED_AFTER_ROWS",
+    "WANTED_BEFORE_ROWS",
     "Welcome",
     "Work",
 ]

@@ -66,6 +66,18 @@ def test_a_position_below_rewinds(session: shmsched.Session) -> None:
     assert session.history.tolist() == [3, 4]
 
 
+def test_logits_are_those_of_their_own_step(client: shmsched.Client) -> None:
+    with client.open_session() as one, client.open_session() as other:
+        for i in range(1, 6):
+            futures = [
+                (list(range(k, k + i)), s.submit([k + i - 1], sampling=None)) for k, s in ((1, one), (101, other))
+            ]
+            for held, future in futures:
+                logits = future.result(DEADLINE).logits
+                assert logits is not None
+                assert int(np.argmax(logits.data)) == expected(held)
+
+
 def test_what_is_wanted_changes_from_step_to_step(session: shmsched.Session) -> None:
     raw = session.submit([2], sampling=None).result(DEADLINE)
     assert raw.logits is not None
