@@ -33,8 +33,9 @@ _n_results = attrgetter("wanted.n_results")
 MOST_KNOWN = 1024
 """Kinds of decodes that are remembered of a client, for a size of vocabulary. One that gives each session a seed has as many as
 sessions."""
-PAUSE_S = 1e-3
-"""A client that gets nothing but tokens of generations which go on is told of them no more often."""
+PAUSE_S = 2e-3
+"""A client that gets nothing but tokens of generations which go on is told of them no more often: with an engine that costs nothing
+it gets an eighth more of them than with 1 ms, and no more still with 4."""
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
 
