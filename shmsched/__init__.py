@@ -52,8 +52,9 @@ if TYPE_CHECKING:
         launch,
     )
     from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+    from shmsched.params import OutputRows, RequestParams, SamplingParams
     from shmsched.scheduling import Batch, Scheduler, SchedulerParams
-    from shmsched.steps import LogitsBlock, OutputRows, Request, RequestParams, Response, SamplingParams
+    from shmsched.steps import LogitsBlock, Request, Response
 
 __version__ = "0.1.0"
 
@@ -135,7 +136,8 @@ __getattr__, __dir__ = _names_from(
         ),
         "shmsched.engine": ("BatchView", "Engine", "EngineInfo", "Limits"),
         "shmsched.scheduling": ("Batch", "Scheduler", "SchedulerParams"),
-        "shmsched.steps": ("LogitsBlock", "OutputRows", "Request", "RequestParams", "Response", "SamplingParams"),
+        "shmsched.params": ("OutputRows", "RequestParams", "SamplingParams"),
+        "shmsched.steps": ("LogitsBlock", "Request", "Response"),
     },
 )
 

@@ -8,7 +8,8 @@ import pytest
 
 from shmsched.errors import InvalidRequest
 from shmsched.memory.layouts import SAMPLING
-from shmsched.steps import OutputRows, Request, RequestParams, SamplingParams
+from shmsched.params import OutputRows, RequestParams, SamplingParams
+from shmsched.steps import Request
 from shmsched.wire.codec import pack, unpack
 from shmsched.wire.frames import StepDescriptor, Submit
 

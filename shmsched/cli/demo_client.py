@@ -17,7 +17,7 @@ from typing import Any
 from shmsched.client import Client, Model, Session
 from shmsched.client.generation import TextStream
 from shmsched.errors import ShmschedError
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 Say = Callable[[dict[str, Any]], None]
 

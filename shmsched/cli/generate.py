@@ -56,7 +56,7 @@ def command(
     from shmsched.client import Client
     from shmsched.client.generation import FinishReason
     from shmsched.errors import InvalidRequest
-    from shmsched.steps import SamplingParams
+    from shmsched.params import SamplingParams
 
     sampling = SamplingParams(temperature, top_p, top_k, seed)
     show = printable if sys.stdout.isatty() else str

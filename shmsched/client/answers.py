@@ -12,7 +12,8 @@ import numpy.typing as npt
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.client.submission import Submission
 from shmsched.futures import LightFuture, set_results
-from shmsched.memory.layouts import RECORD_DTYPE, RESULT_DTYPE, STREAMED
+from shmsched.memory.dtypes import RECORD_DTYPE, RESULT_DTYPE
+from shmsched.memory.layouts import RESULT, STREAMED
 from shmsched.steps import Response
 
 Answered = tuple[Reply, Response]
@@ -67,7 +68,7 @@ def tokens_of(streamed: bytes, pending: Mapping[int, Submission]) -> dict[TokenS
 
 def response_of(submission: Submission, results: bytes, first: int, n_rows: int) -> Response:
     """What a step with ``n_rows`` sampled tokens gave: the results from number ``first`` on, as they lie in the ring."""
-    rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT_DTYPE.itemsize)
+    rows = np.frombuffer(results, RESULT_DTYPE, n_rows, first * RESULT.size)
     tokens, logprobs = rows["token"].astype(np.int64), np.ascontiguousarray(rows["logprob"])
     waited = submission.reply.queue_wait
     return Response(submission.id, submission.session.session_id, tokens, logprobs, None, waited)

@@ -25,8 +25,9 @@ from shmsched.errors import (
     Unsupported,
 )
 from shmsched.memory.segment import Segment
+from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.saying import say_trace
-from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
+from shmsched.steps import Response, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import RETRY_S, Link
 from shmsched.wire.listener import default_socket

@@ -12,7 +12,8 @@ from shmsched.client.generation import Drafter, EngineDraft, LogitsProcessor
 from shmsched.client.generation.async_generation import AsyncGeneration
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
-from shmsched.steps import GREEDY, OutputRows, Response, SamplingParams, Tokens
+from shmsched.params import GREEDY, OutputRows, SamplingParams
+from shmsched.steps import Response, Tokens
 
 if TYPE_CHECKING:
     from shmsched.client.async_client import AsyncClient

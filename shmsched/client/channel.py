@@ -26,10 +26,11 @@ from shmsched.errors import (
     ShmschedError,
     error_of,
 )
-from shmsched.memory.layouts import RECORD, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
+from shmsched.memory.layouts import RECORD, RESULT, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
-from shmsched.steps import Response, SamplingParams, Tokens
+from shmsched.params import SamplingParams
+from shmsched.steps import Response, Tokens
 from shmsched.wire import frames
 from shmsched.wire.frames import ROWS_DESCRIPTOR
 from shmsched.wire.link import Link
@@ -55,7 +56,7 @@ class Channel:
         self._link = link
         ring = TokenWriter(view[: 4 * layout.ring_tokens])
         self._records = RecordReader(view[layout.records_offset :][: RECORD.size * layout.records], RECORD.size)
-        size = RESULT_DTYPE.itemsize
+        size = RESULT.size
         self._results = RecordReader(view[layout.results_offset :][: size * layout.results], size)
         stream = view[layout.stream_offset :][: STREAMED.size * layout.stream]
         self._stream = RecordReader(stream, STREAMED.size)

@@ -24,7 +24,8 @@ from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
 from shmsched.client.submission import LAST, Submission, continued
 from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
-from shmsched.steps import GREEDY, OutputRows, Request, SamplingParams, Tokens
+from shmsched.params import GREEDY, OutputRows, SamplingParams
+from shmsched.steps import Request, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket

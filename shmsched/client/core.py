@@ -17,8 +17,8 @@ from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
 from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, UsedAfterFork
-from shmsched.memory.layouts import LOGIT
-from shmsched.steps import SamplingParams
+from shmsched.memory.layouts import LOGIT_SIZE
+from shmsched.params import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
@@ -67,7 +67,7 @@ class ClientCore:
         rows = max(
             ((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._state.models.values()), default=0
         )
-        return min(most, max(LEAST_ARENA, rows * LOGIT.itemsize))
+        return min(most, max(LEAST_ARENA, rows * LOGIT_SIZE))
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 

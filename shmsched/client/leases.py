@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from shmsched.errors import Full, InvalidRequest
 from shmsched.memory.arena import ArenaAllocator
-from shmsched.memory.layouts import GUARD, LOGIT
+from shmsched.memory.dtypes import LOGIT
+from shmsched.memory.layouts import GUARD, LOGIT_SIZE
 from shmsched.memory.segment import Segment
 from shmsched.steps import LogitsBlock
 
@@ -35,7 +36,7 @@ class ClientArena:
 
     def reserve(self, rows: int, vocab_size: int) -> int:
         """Room for ``rows`` rows: its offset in bytes. Raises Full, naming the leases held."""
-        n_bytes = rows * vocab_size * LOGIT.itemsize + 2 * GUARD
+        n_bytes = rows * vocab_size * LOGIT_SIZE + 2 * GUARD
         if n_bytes > self.size:
             raise InvalidRequest(
                 f"{rows} rows of {vocab_size} logits and their guards take {n_bytes:,} bytes; the arena has {self.size:,}."

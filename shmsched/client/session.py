@@ -11,7 +11,8 @@ from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.generation import Drafter, EngineDraft, Generation, LogitsProcessor
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
-from shmsched.steps import GREEDY, OutputRows, SamplingParams, Tokens
+from shmsched.params import GREEDY, OutputRows, SamplingParams
+from shmsched.steps import Tokens
 
 if TYPE_CHECKING:
     from shmsched.client.client import Client

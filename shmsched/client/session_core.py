@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
 from shmsched.memory.layouts import SAMPLING
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from shmsched.client.tokens import packed_tokens
 from shmsched.errors import InvalidRequest
 from shmsched.memory.layouts import SAMPLING
-from shmsched.steps import OutputRows, SamplingParams, Tokens
+from shmsched.params import OutputRows, SamplingParams
+from shmsched.steps import Tokens
 from shmsched.wire.frames import (
     MAX_STOP_TOKENS,
     STEP_DESCRIPTOR,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from shmsched.daemon.batch_slot import WANTED
 from shmsched.daemon.state import Generation, Session, SessionState, Step, Wanted
 from shmsched.errors import ErrorCode, InvalidRequest
-from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT, SAMPLING
+from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT_SIZE, SAMPLING
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows, SamplingParams
+from shmsched.params import OutputRows, SamplingParams
 from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
 
 # Plain numbers: a member of an enum takes several times as long to fetch and to compare.
@@ -33,13 +31,17 @@ class Rejected(Exception):
 def admit(
     d: StepDescriptor,
     tokens: bytes,
+    are_tokens: bool,
     stop_tokens: tuple[int, ...],
     session: Session | None,
     arena: Segment | None,
     number: int,
     now: float,
 ) -> Step:
-    """The step that the descriptor, its copied tokens and its stop tokens make, entered ``now``. Raises Rejected."""
+    """The step that the descriptor, its copied tokens and its stop tokens make, entered ``now``. Raises Rejected.
+
+    ``are_tokens``: all of them are known to be in the vocabulary.
+    """
     if session is None or session.state is not SessionState.OPEN or session.engine is None:
         raise Rejected(ErrorCode.SESSION_CLOSED, f"session {d.session} is not open")
     engine = session.engine
@@ -64,7 +66,8 @@ def admit(
             ErrorCode.UNSUPPORTED,
             f"position {position} rewinds session {d.session} from {session.next_position}; {offer.model} cannot rewind",
         )
-    _check_vocabulary(tokens, n_tokens, offer.vocab_size)
+    if not are_tokens:
+        _check_vocabulary(tokens, offer.vocab_size)
     if output_rows > ALL_ROWS:
         raise _invalid(f"output rows {output_rows} are neither NONE, LAST nor ALL")
     n_rows = n_tokens if output_rows == ALL_ROWS else output_rows
@@ -74,7 +77,7 @@ def admit(
             _check_sampling(d.sampling)
     elif n_rows:
         size = 0 if arena is None else arena.size
-        end_of_rows = d.rows_offset + n_rows * offer.vocab_size * LOGIT.itemsize
+        end_of_rows = d.rows_offset + n_rows * offer.vocab_size * LOGIT_SIZE
         if d.rows_offset % CACHE_LINE or d.rows_offset < GUARD or end_of_rows + GUARD > size:
             raise _invalid(
                 f"{n_rows} rows of logits at offset {d.rows_offset}, with {GUARD} bytes on either side, do not lie in the arena"
@@ -104,12 +107,9 @@ def _invalid(message: str) -> Rejected:
     return Rejected(ErrorCode.INVALID_REQUEST, message)
 
 
-def _check_vocabulary(tokens: bytes, n: int, vocab_size: int) -> None:
-    if n == 1:
-        worst = least = int.from_bytes(tokens, "little", signed=True)
-    else:
-        values = np.frombuffer(tokens, np.int32)
-        worst, least = int(values.max()), int(values.min())
+def _check_vocabulary(tokens: bytes, vocab_size: int) -> None:
+    values = memoryview(tokens).cast("i")
+    worst, least = max(values), min(values)
     if least < 0 or worst >= vocab_size:
         raise _invalid(f"token {least if least < 0 else worst} is outside the vocabulary of {vocab_size}")
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shmsched.daemon.admission import SAMPLED, Rejected, admit
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step, Wanted
 from shmsched.errors import ErrorCode, ProtocolError
-from shmsched.memory.layouts import RECORD, RESULT, RESULT_DTYPE, STREAMED, ClientLayout, RecordKind
+from shmsched.memory.layouts import RECORD, RESULT, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import StepState
@@ -125,6 +122,7 @@ class ClientLink:
         engine: EngineLink | None = None
         steps: list[Step] = []
         room = at = stops = 0
+        are_tokens = False
         rows = message.steps
         assert isinstance(rows, frames.StepRows)
         for request, session_id, n_tokens, position, wanted in rows.briefly():
@@ -143,7 +141,8 @@ class ClientLink:
                     if engine is not None:
                         steps = admitted.setdefault(engine, [])
                         known = self._known[engine.offer.vocab_size]
-                        room = engine.offer.max_session_tokens if highest < engine.offer.vocab_size else 0
+                        are_tokens = highest < engine.offer.vocab_size
+                        room = engine.offer.max_session_tokens if are_tokens else 0
                 if (
                     n_tokens == 1
                     and position == session.next_position
@@ -163,7 +162,7 @@ class ClientLink:
             stop_tokens = message.stop_tokens[stops : stops + d.n_stop_tokens]
             stops += d.n_stop_tokens
             try:
-                step = admit(d, tokens[at:end], stop_tokens, session, self.arena, next(numbers), now)
+                step = admit(d, tokens[at:end], are_tokens, stop_tokens, session, self.arena, next(numbers), now)
             except Rejected as rejection:
                 self.tell_failed(rejection.code, rejection.message, [request], rows_held=False)
             else:
@@ -284,9 +283,7 @@ class ClientLink:
             self._records.append(step.request, 1, TOKEN, waited, ids[at], logprobs[at])
             return
         if n:
-            rows = np.empty(n, RESULT_DTYPE)
-            rows["token"], rows["logprob"] = ids[at : at + n], logprobs[at : at + n]
-            self._results.extend(rows.tobytes())
+            self._results.append_packed(list(map(RESULT.pack, ids[at : at + n], logprobs[at : at + n])))
         self._records.append(step.request, n, TOKENS, waited, 0, 0.0)
 
     def stream(self, rows: list[bytes]) -> None:
@@ -381,9 +378,7 @@ def _highest(tokens: bytes) -> int:
     """The highest of the tokens; a negative one is higher than any other."""
     if len(tokens) == 4:
         return int.from_bytes(tokens, "little")
-    if len(tokens) > 1024:
-        return int(np.frombuffer(tokens, "<u4").max())
-    return max(struct.unpack(f"<{len(tokens) // 4}I", tokens), default=0)
+    return max(memoryview(tokens).cast("I"), default=0)
 
 
 def _results_of(message: frames.Submit) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shmsched.engine.lazily import lazily
 from shmsched.engine.sampling import sample
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from shmsched.engine.batch_slot import Pulled
-from shmsched.memory.layouts import ALL_ROWS, GUARD, LOGIT, STEP
+from shmsched.memory.layouts import ALL_ROWS, GUARD, LOGIT_SIZE, STEP
 
 WORDS = os.urandom(GUARD)
 
@@ -26,7 +26,7 @@ class Guards:
     def __init__(self, batch: Pulled, arenas: Mapping[int, mmap.mmap], vocab_size: int) -> None:
         self._batch = batch
         self._places: list[tuple[int, mmap.mmap, int, int]] = []
-        row_size = vocab_size * LOGIT.itemsize
+        row_size = vocab_size * LOGIT_SIZE
         steps = STEP.iter_unpack(batch.packed)
         for i, (_, _, length, _, output_rows, sampled, _, client, offset) in enumerate(steps):
             if sampled or not output_rows:

@@ -30,10 +30,11 @@ from shmsched.errors import (
     Unsupported,
     error_of,
 )
-from shmsched.memory.layouts import LOGIT, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.memory.dtypes import LOGIT
+from shmsched.memory.layouts import LOGIT_SIZE, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
+from shmsched.params import SamplingParams
 from shmsched.saying import say_trace
-from shmsched.steps import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.engine_frames import pack_done
 from shmsched.wire.link import Link
@@ -321,7 +322,7 @@ class EngineHost:
         if entry.sampled:
             return None
         vocab = self._engine.info.vocab_size
-        at = entry.rows_offset + r * vocab * LOGIT.itemsize
+        at = entry.rows_offset + r * vocab * LOGIT_SIZE
         return np.frombuffer(self._arenas[entry.client], LOGIT, vocab, at)
 
 

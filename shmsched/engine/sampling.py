@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]

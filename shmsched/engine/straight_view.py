@@ -13,8 +13,9 @@ import numpy as np
 from shmsched.engine.batch_slot import Pulled, Results
 from shmsched.engine.batch_view import BatchView, Floats, Int32s, StepRow
 from shmsched.engine.lazily import lazily
-from shmsched.memory.layouts import LOGIT, SAMPLING, StepStatus
-from shmsched.steps import OutputRows, SamplingParams
+from shmsched.memory.dtypes import LOGIT
+from shmsched.memory.layouts import SAMPLING, StepStatus
+from shmsched.params import OutputRows, SamplingParams
 
 _RAW = int(OutputRows.LAST)
 _SILENT = frozenset((int(OutputRows.NONE), OutputRows.NONE | 1 << 16))

@@ -1,7 +1,6 @@
 """Where every byte of a shared segment lies. Sizes come from the limits, so both sides compute the same offsets.
 
-All integers are little-endian. Each structured dtype here has a ``struct`` of the same layout beside it where rows are
-packed one at a time (which ``struct`` does five times as fast as numpy); a test holds the two together.
+All integers are little-endian. ``dtypes`` has these layouts for numpy.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
-
-from shmsched.steps import OutputRows
+from shmsched.params import OutputRows
 
 CACHE_LINE = 64
 ALL_ROWS = int(OutputRows.ALL)
@@ -51,9 +48,6 @@ class Record(NamedTuple):
 
 
 RECORD = struct.Struct("<QIIfif")
-RECORD_DTYPE = np.dtype(
-    [("request", "<u8"), ("n_rows", "<u4"), ("kind", "<u4"), ("waited", "<f4"), ("token", "<i4"), ("logprob", "<f4")]
-)
 
 
 class Result(NamedTuple):
@@ -64,7 +58,6 @@ class Result(NamedTuple):
 
 
 RESULT = struct.Struct("<if")
-RESULT_DTYPE = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
 class Streamed(NamedTuple):
@@ -99,7 +92,7 @@ class ClientLayout:
 
     @property
     def stream_offset(self) -> int:
-        return self.results_offset + aligned(RESULT_DTYPE.itemsize * self.results)
+        return self.results_offset + aligned(RESULT.size * self.results)
 
     @property
     def size(self) -> int:
@@ -135,19 +128,6 @@ class StepEntry(NamedTuple):
 
 
 STEP = struct.Struct(f"<IIIIHH{SAMPLING.size}sQQ")
-STEP_DTYPE = np.dtype(
-    [
-        ("slot", "<u4"),
-        ("start", "<u4"),
-        ("length", "<u4"),
-        ("position", "<u4"),
-        ("output_rows", "<u2"),
-        ("sampled", "<u2"),
-        ("sampling", "V20"),
-        ("client", "<u8"),
-        ("rows_offset", "<u8"),
-    ]
-)
 HEADER = struct.Struct("<QII")  # batch number, steps, tokens
 
 
@@ -191,6 +171,7 @@ class BatchSlotLayout:
         return self.logprobs_offset + aligned(4 * self.max_tokens)
 
 
-LOGIT = np.dtype("<f4")
+LOGIT_SIZE = 4
+"""Of a float32."""
 GUARD = CACHE_LINE
 """Bytes in front of a raw step's rows in the arena, and behind them, in which nobody may write but the engine's host."""

@@ -84,11 +84,6 @@ class RecordRing:
         self.waiting += rows
         self.written += len(rows)
 
-    def extend(self, rows: bytes) -> None:
-        """Add already packed rows. The caller has reserved the room."""
-        self.waiting.append(rows)
-        self.written += len(rows) // self._row.size
-
     def publish(self) -> None:
         """Write what was added since the last time."""
         rows, size = b"".join(self.waiting), self._row.size

@@ -15,7 +15,7 @@ from shmsched.engine.host import EngineHost
 from shmsched.errors import ShmschedError
 from shmsched.memory.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows
+from shmsched.params import OutputRows
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.peer import Peer

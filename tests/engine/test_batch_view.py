@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmsched.engine import BatchView, StepRow
 from shmsched.engine.sampling import sample
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 VOCAB = 9
 Floats = npt.NDArray[np.float32]

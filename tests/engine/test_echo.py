@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shmsched.engine import BatchView, Engine, StepRow
 from shmsched.errors import Unsupported
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 from shmsched.workers.echo import Echo, advance, answer
 
 VOCAB = 500

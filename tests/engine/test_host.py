@@ -33,7 +33,7 @@ from shmsched.engine import Engine, EngineInfo, Limits
 from shmsched.errors import EngineStartError, ErrorCode, ProtocolError
 from shmsched.memory.layouts import GUARD
 from shmsched.memory.segment import Segment
-from shmsched.steps import OutputRows
+from shmsched.params import OutputRows
 from shmsched.wire import frames
 from shmsched.workers.echo import Echo
 

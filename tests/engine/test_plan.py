@@ -14,7 +14,7 @@ from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
 from shmsched.engine.straight_view import StraightView
 from shmsched.memory.layouts import SAMPLING, STEP, StepEntry
-from shmsched.steps import OutputRows, SamplingParams
+from shmsched.params import OutputRows, SamplingParams
 
 ROWS = st.sampled_from([OutputRows.NONE, OutputRows.LAST, OutputRows.ALL])
 

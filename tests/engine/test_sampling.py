@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmsched.engine.sampling import sample, uniform
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 VOCAB = 12

@@ -11,17 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmsched.memory.dtypes import LOGIT, RECORD_DTYPE, RESULT_DTYPE, STEP_DTYPE
 from shmsched.memory.layouts import (
     CACHE_LINE,
     HEADER,
-    LOGIT,
     RECORD,
-    RECORD_DTYPE,
     RESULT,
-    RESULT_DTYPE,
     SAMPLING,
     STEP,
-    STEP_DTYPE,
     STREAMED,
     BatchSlotLayout,
     ClientLayout,

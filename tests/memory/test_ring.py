@@ -101,7 +101,7 @@ class Records(RuleBasedStateMachine):
     @rule(rows=st.lists(rows, max_size=CAPACITY))
     def extend(self, rows: list[tuple[int, int]]) -> None:
         rows = rows[: CAPACITY - len(self.unread)]
-        self.ring.extend(b"".join(ROW.pack(*row) for row in rows))
+        self.ring.append_packed([ROW.pack(*row) for row in rows])
         self.unread += rows
 
     @rule()

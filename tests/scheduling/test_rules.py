@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from shmsched.errors import InvalidRequest, StepFailed
+from shmsched.params import OutputRows, RequestParams, SamplingParams
 from shmsched.scheduling import Batch, QueuedStep, Scheduler, SchedulerParams, StepQueues
 from shmsched.scheduling import scheduler as scheduler_module
-from shmsched.steps import LogitsBlock, OutputRows, Request, RequestParams, SamplingParams
+from shmsched.steps import LogitsBlock, Request
 
 DEADLINE = 30.0
 

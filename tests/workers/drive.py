@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine import BatchView, Engine, StepRow
-from shmsched.steps import OutputRows, SamplingParams
+from shmsched.params import OutputRows, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 

@@ -11,8 +11,8 @@ from drive import Step, assert_close, forward, greedy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shmsched.params import OutputRows
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.steps import OutputRows
 from shmsched.workers.gemma import Gemma
 from shmsched.workers.gguf.tokenizer import Tokenizer, load
 

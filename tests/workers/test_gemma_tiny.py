@@ -11,8 +11,8 @@ from drive import Step, assert_close, batch_of, forward
 from tiny import VOCAB, Reference, write_model
 
 from shmsched.errors import EngineStartError
+from shmsched.params import OutputRows, SamplingParams
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.steps import OutputRows, SamplingParams
 from shmsched.workers.gemma import Gemma
 from shmsched.workers.gemma import linear as gemma_linear
 from shmsched.workers.gemma.kv_blocks import BLOCK_TOKENS, KvBlocks

@@ -12,8 +12,8 @@ from tiny import VOCAB, Reference, write_model
 
 import shmsched
 from shmsched.errors import EngineSpecError, EngineStartError
+from shmsched.params import OutputRows, SamplingParams
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.steps import OutputRows, SamplingParams
 
 pytest.importorskip("llama_cpp", reason="needs the llama extra: pip install 'shmsched[llama]'")
 

@@ -10,8 +10,8 @@ from drive import Floats, Step, batch_of, forward
 
 import shmsched
 from shmsched.errors import EngineStartError
+from shmsched.params import OutputRows, SamplingParams
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.steps import OutputRows, SamplingParams
 
 for package in ("torch", "transformers"):
     pytest.importorskip(package, reason="needs the torch extra: pip install 'shmsched[torch]'")

@@ -9,7 +9,7 @@ import numpy as np
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
 from shmsched.engine.taken import TakenSteps, runnable
 from shmsched.errors import EngineStartError, Unsupported
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 from shmsched.workers.llama_cpp.context import Context
 from shmsched.workers.llama_cpp.library import Model
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from shmsched.client.generation.effects import Await, Emit, Handle, Plan, TokenArray
 from shmsched.client.generation.stop_text import TextGate
-from shmsched.steps import Response, SamplingParams, Tokens
+from shmsched.params import SamplingParams
+from shmsched.steps import Response, Tokens
 
 
 class FinishReason(Enum):

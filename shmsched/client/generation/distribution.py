@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shmsched.engine.sampling import candidates, uniform
 from shmsched.errors import InvalidRequest
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 _JUDGING = 0x3D6E
 _REPLACING = 0x8E91

@@ -11,7 +11,8 @@ from shmsched.client.generation.distribution import draw, probabilities
 from shmsched.client.generation.effects import Await, Plan, Submit, TokenArray
 from shmsched.engine.sampling import uniform
 from shmsched.errors import InvalidRequest, StepError, Unsupported
-from shmsched.steps import GREEDY, SamplingParams, Tokens
+from shmsched.params import GREEDY, SamplingParams
+from shmsched.steps import Tokens
 
 _DRAWING = 0xD4AF7
 """Mixed into the seed, so that what is drafted is independent of what it is judged by."""

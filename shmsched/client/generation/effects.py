@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.steps import OutputRows, SamplingParams, Tokens
+from shmsched.params import OutputRows, SamplingParams
+from shmsched.steps import Tokens
 
 T = TypeVar("T")
 Handle: TypeAlias = Any

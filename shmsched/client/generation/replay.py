@@ -7,7 +7,7 @@ from collections.abc import Callable
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import Plan, Reopen, Submit
 from shmsched.errors import EngineDied, EngineError, EngineTimeout, SessionLost
-from shmsched.steps import OutputRows
+from shmsched.params import OutputRows
 
 LOST = (SessionLost, EngineDied, EngineTimeout, EngineError)
 """What ends a session and leaves its client able to open another one."""

@@ -6,7 +6,8 @@ from shmsched.client.generation.course import Course
 from shmsched.client.generation.distribution import verify
 from shmsched.client.generation.drafting import Draft, Drafter, EngineDraft
 from shmsched.client.generation.effects import Plan, Submit
-from shmsched.steps import OutputRows, Response
+from shmsched.params import OutputRows
+from shmsched.steps import Response
 
 
 def speculating(course: Course, drafter: Drafter | EngineDraft, most: int) -> Plan[None]:

@@ -20,7 +20,8 @@ from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.tokens import as_tokens
 from shmsched.errors import InvalidRequest, Unsupported
-from shmsched.steps import SamplingParams, Tokens
+from shmsched.params import SamplingParams
+from shmsched.steps import Tokens
 from shmsched.wire.frames import MAX_STOP_TOKENS
 
 OnSessionLost = Literal["raise", "replay"]

@@ -31,7 +31,8 @@ from shmsched.client.generation.stop_text import TextGate
 from shmsched.client.replies import SampledToken, TokenStream
 from shmsched.engine.sampling import sample
 from shmsched.errors import SessionLost
-from shmsched.steps import GREEDY, LogitsBlock, OutputRows, Response, SamplingParams
+from shmsched.params import GREEDY, OutputRows, SamplingParams
+from shmsched.steps import LogitsBlock, Response
 
 VOCAB = 5
 MakePlan = Callable[[Course], Plan[None]]

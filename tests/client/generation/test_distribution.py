@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from shmsched.client.generation.distribution import draw, probabilities, verify
 from shmsched.engine.sampling import sample, uniform
-from shmsched.steps import SamplingParams
+from shmsched.params import SamplingParams
 
 N = 12_000
 SIGMAS = 5.0

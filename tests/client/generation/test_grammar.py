@@ -19,7 +19,8 @@ from shmsched.client.generation.stepping import processing
 from shmsched.client.models import Model
 from shmsched.engine.contract import EngineInfo
 from shmsched.errors import InvalidRequest, Unsupported
-from shmsched.steps import LogitsBlock, Response, SamplingParams
+from shmsched.params import SamplingParams
+from shmsched.steps import LogitsBlock, Response
 
 STOP = 256
 MODEL = Model(

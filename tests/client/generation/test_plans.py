@@ -19,7 +19,7 @@ from shmsched.client.generation.stepping import continuing, processing, stepping
 from shmsched.client.generation.stop_text import TextGate
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.errors import EngineDied, EngineError, EngineTimeout, InvalidRequest, SessionLost, StepFailed
-from shmsched.steps import GREEDY, SamplingParams
+from shmsched.params import GREEDY, SamplingParams
 
 MakePlan = Callable[[Course], Plan[None]]
 
