@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +15,7 @@ from shmsched.tools.bench.load import rounds
 from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Spread, Verdict, alternate, ratios
 from shmsched.tools.bench.plan import Plan, Round, RoundResult, Tally, Transport
 from shmsched.tools.bench.plot import margin
+from shmsched.tools.bench.processes import per_step, spent, told
 from shmsched.tools.bench.report import figure, to_json
 from shmsched.workers.echo import advance, answer
 
@@ -53,6 +58,26 @@ def test_the_median_decides(bar: Bar, values: list[float], met: bool) -> None:
 def test_rounds_of_several_clients_add_up() -> None:
     tallies = [Tally(steps=100, seconds=2.0, wrong=1, p50_us=0.0), Tally(steps=30, seconds=1.0, wrong=0, p50_us=0.0)]
     assert RoundResult.of(tallies) == RoundResult(steps_per_s=80.0, wrong=1, p50_us=0.0)
+
+
+def test_what_processes_take_is_counted_by_role_and_step() -> None:
+    before = spent({"client": [os.getpid()], "engine": []})
+    until = time.thread_time() + 0.05
+    while time.thread_time() < until:
+        pass
+    us = per_step(before, spent({"client": [os.getpid()], "engine": []}), 100)
+    assert us["client"] >= 500
+    assert us["engine"] == 0.0
+    assert (
+        told("a", [{"client": 1.0, "engine": 2.0}, {"client": 3.0, "engine": 2.0}]) == "a 4.0 (client 2.0, engine 2.0)"
+    )
+    assert told("a", [{}]) == ""
+
+
+def test_a_process_that_has_ended_has_taken_nothing() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    assert spent({"client": [ended.pid]}) == {"client": 0}
 
 
 def test_a_plan_survives_its_way_to_the_host() -> None:

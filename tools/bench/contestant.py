@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shmsched.tools.bench.crew import SLACK_S, START_S, BenchFault
 from shmsched.tools.bench.plan import Plan, Round, RoundResult
+from shmsched.tools.bench.processes import per_step, spent
 
 END_S = 15.0
 LEAD_S = 0.05
@@ -26,6 +28,7 @@ class Contestant:
         self.plan = plan
         self.socket: Path | None = None
         """Of shmsched's daemon, for its status."""
+        self._processes: dict[str, list[int]] = {}
         # A process group of its own keeps a terminal's Ctrl-C away, and is what is ended at last.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "shmsched.tools.bench.host"],
@@ -37,6 +40,7 @@ class Contestant:
             self._order(plan.to_json())
             ready = self._hear(2 * START_S)
             self.socket = Path(ready["socket"]) if ready["socket"] else None
+            self._processes = ready["processes"]
         except BaseException:
             self.close()
             raise
@@ -46,10 +50,16 @@ class Contestant:
         start = time.monotonic() + LEAD_S + warm_up
         when = Round(start=start, end=start + seconds)
         self._order({"start": when.start, "end": when.end})
+        before, after = self._spent(when.start), self._spent(when.end)
         result = RoundResult(**self._hear(warm_up + seconds + 2 * SLACK_S))
         if result.wrong:
             raise BenchFault(f"{self.plan.transport.value}: {result.wrong} answers were not echo's")
-        return result
+        return replace(result, cpu_us=per_step(before, after, result.steps_per_s * seconds))
+
+    def _spent(self, when: float) -> dict[str, float]:
+        """What its processes have taken of the cores by then."""
+        time.sleep(max(0.0, when - time.monotonic()))
+        return spent(self._processes)
 
     def close(self) -> None:
         """End it, and all that it started. Idempotent."""

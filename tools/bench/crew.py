@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 
 from shmsched.tools.bench.load import Rounds
 from shmsched.tools.bench.plan import Plan, Round, Tally
+from shmsched.tools.bench.processes import Role
 
 START_S = 30.0
 SLACK_S = 40.0
@@ -32,8 +33,18 @@ class Crew:
     """Clients that wait for rounds. They end when their orders do."""
 
     def __init__(self, plan: Plan) -> None:
+        self.processes: dict[str, list[int]] = {}
+        """All that do a part of the job, by role."""
         self._plan = plan
         self._clients: list[_Client] = []
+
+    def start(self, role: Role, main: Callable[[], None]) -> None:
+        """Start a process that ends with this one."""
+        self.knows(role, _fork(main))
+
+    def knows(self, role: Role, pid: int) -> None:
+        """This one does a part of the job too."""
+        self.processes.setdefault(role, []).append(pid)
 
     def fork(self, open_client: Open) -> None:
         """Start each client as a process of its own."""
@@ -46,7 +57,7 @@ class Crew:
                     client.control.close()
                 _serve(theirs, open_client, index)
 
-            fork(run)
+            self.start(Role.CLIENT, run)
             theirs.close()
             self._clients.append(_Client(index, ours))
 
@@ -96,7 +107,7 @@ def _serve(control: socket.socket, open_client: Open, index: int) -> None:
             print(json.dumps(run(Round(**json.loads(line))).to_json()), file=lines, flush=True)
 
 
-def fork(main: Callable[[], None]) -> int:
+def _fork(main: Callable[[], None]) -> int:
     """Run ``main`` in a child that ends with this process, however this process ends. Returns its pid."""
     parent = os.getpid()
     pid = os.fork()

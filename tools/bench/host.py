@@ -22,7 +22,7 @@ def main() -> None:
         crew = Crew(plan)
         socket = peer.start(plan, crew, stack)
         crew.wait_ready()
-        _say({"ready": True, "socket": socket})
+        _say({"ready": True, "socket": socket, "processes": crew.processes})
         for line in sys.stdin:
             result = RoundResult.of(crew.run(Round(**json.loads(line))))
             _say(result.to_json())

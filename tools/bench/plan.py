@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -88,6 +88,8 @@ class RoundResult:
     steps_per_s: float
     wrong: int
     p50_us: float
+    cpu_us: dict[str, float] = field(default_factory=dict)
+    """Of each step, by the role of the processes."""
 
     @classmethod
     def of(cls, tallies: list[Tally]) -> RoundResult:

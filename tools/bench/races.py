@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from shmsched.tools.bench.contestant import Contestant
 from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Verdict, alternate, ratios
 from shmsched.tools.bench.plan import RACING, Plan, RoundResult, Transport
+from shmsched.tools.bench.processes import Seconds, told
 
 OURS = Transport.SHMSCHED
 
@@ -25,14 +26,15 @@ class Race:
     unit: str = "steps/s"
 
     def run(self, effort: Effort) -> Finding:
+        cpu: dict[str, list[Seconds]] = {transport.value: [] for transport in RACING}
         with ExitStack() as stack:
             runs: dict[str, Callable[[], float]] = {}
             for transport in RACING:
                 effort.show(f"{transport.value} starts")
                 contestant = stack.enter_context(Contestant(replace(self.load, transport=transport)))
-                runs[transport.value] = self._runner(contestant, effort)
+                runs[transport.value] = self.runner(contestant, effort, cpu[transport.value])
             values = alternate(runs, effort)
-        finding = Finding(scenario=self.name)
+        finding = Finding(scenario=self.name, notes=[_cpu_note(cpu)])
         finding.series = [Series(name=name, unit=self.unit, values=got) for name, got in values.items()]
         finding.verdicts = [
             Verdict(
@@ -45,8 +47,18 @@ class Race:
         ]
         return finding
 
-    def _runner(self, contestant: Contestant, effort: Effort) -> Callable[[], float]:
-        return lambda: self.figure(contestant.run(effort.warm_up, effort.seconds))
+    def runner(self, contestant: Contestant, effort: Effort, cpu: list[Seconds]) -> Callable[[], float]:
+        def run() -> float:
+            result = contestant.run(effort.warm_up, effort.seconds)
+            cpu.append(result.cpu_us)
+            return self.figure(result)
+
+        return run
+
+
+def _cpu_note(cpu: dict[str, list[Seconds]]) -> str:
+    """A step's way through all processes, and where it spends itself."""
+    return "CPU of a step, us: " + "; ".join(filter(None, [told(name, rounds) for name, rounds in cpu.items()]))
 
 
 def _load(clients: int, sessions: int, batch: int, *, vocab: int = 32_000, raw: bool = False) -> Plan:
@@ -74,13 +86,14 @@ ROUNDTRIP = Race(
 def run_continuation(effort: Effort) -> Finding:
     """Generations that our scheduler drives, beside the steps that ``zmq``'s clients drive."""
     load = _load(4, 8, 32)
+    cpu: dict[str, list[Seconds]] = {"shmsched": [], "zmq": []}
     with (
         Contestant(replace(load, streamed=True)) as ours,
         Contestant(replace(load, transport=ZMQ)) as theirs,
     ):
         runs = {
-            "shmsched, continued": lambda: ours.run(effort.warm_up, effort.seconds).steps_per_s,
-            "zmq, decode": lambda: theirs.run(effort.warm_up, effort.seconds).steps_per_s,
+            "shmsched, continued": DECODE.runner(ours, effort, cpu["shmsched"]),
+            "zmq, decode": DECODE.runner(theirs, effort, cpu["zmq"]),
         }
         values = alternate(runs, effort)
     continued, decode = values.values()
@@ -90,4 +103,5 @@ def run_continuation(effort: Effort) -> Finding:
         verdicts=[
             Verdict(what="shmsched, continued / zmq", unit="x", values=ratios(continued, decode), bar=Bar(limit=4.0))
         ],
+        notes=[_cpu_note(cpu)],
     )

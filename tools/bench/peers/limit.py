@@ -17,9 +17,10 @@ from statistics import median
 import numpy as np
 import posix_ipc
 
-from shmsched.tools.bench.crew import Crew, fork
+from shmsched.tools.bench.crew import Crew
 from shmsched.tools.bench.load import ANSWER_S, Rounds
 from shmsched.tools.bench.plan import Plan, Round, Tally
+from shmsched.tools.bench.processes import Role
 
 STEP = 64 + 4
 """Bytes of a descriptor and its token."""
@@ -114,8 +115,8 @@ class Floor:
 
 def start(plan: Plan, crew: Crew, stack: ExitStack) -> None:
     floor = Floor(plan)
-    fork(floor.schedule)
-    fork(floor.run_engine)
+    crew.start(Role.SCHEDULER, floor.schedule)
+    crew.start(Role.ENGINE, floor.run_engine)
 
     @contextmanager
     def open_client(index: int) -> Iterator[Rounds]:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from shmsched import LogitsBlock, SamplingParams
-from shmsched.tools.bench.crew import Crew, fork
+from shmsched.tools.bench.crew import Crew
 from shmsched.tools.bench.load import Rounds, rounds
 from shmsched.tools.bench.peers.echoing import Echoing
 from shmsched.tools.bench.peers.middle import Middle
 from shmsched.tools.bench.peers.surface import Answer, Future, Session
 from shmsched.tools.bench.plan import Plan
+from shmsched.tools.bench.processes import Role
 
 Step = tuple[int, int, int, int, Sequence[int], SamplingParams | None]
 """client, request, session, position, tokens, sampling"""
@@ -38,8 +39,8 @@ class Queues:
 
 def start(plan: Plan, crew: Crew, stack: ExitStack) -> None:
     queues = Queues(plan)
-    fork(lambda: _schedule(plan, queues))
-    fork(lambda: _engine(plan, queues))
+    crew.start(Role.SCHEDULER, lambda: _schedule(plan, queues))
+    crew.start(Role.ENGINE, lambda: _engine(plan, queues))
 
     @contextmanager
     def open_client(index: int) -> Iterator[Rounds]:

@@ -9,6 +9,7 @@ import shmsched
 from shmsched.tools.bench.crew import Crew
 from shmsched.tools.bench.load import Rounds, rounds, streams
 from shmsched.tools.bench.plan import Plan
+from shmsched.tools.bench.processes import Role
 
 MANY_TOKENS = 100_000_000
 """More than a session gets in a run."""
@@ -26,4 +27,6 @@ def start(plan: Plan, crew: Crew, stack: ExitStack) -> str:
             yield streams(sessions, plan) if plan.streamed else rounds(sessions, plan)
 
     crew.fork(open_client)
+    crew.knows(Role.SCHEDULER, cluster.pid)
+    crew.knows(Role.ENGINE, cluster.status()["engines"][0]["pid"])
     return str(cluster.socket)

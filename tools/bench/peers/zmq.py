@@ -16,12 +16,13 @@ import numpy as np
 import zmq
 
 from shmsched import LogitsBlock, SamplingParams
-from shmsched.tools.bench.crew import Crew, fork
+from shmsched.tools.bench.crew import Crew
 from shmsched.tools.bench.load import Rounds, rounds
 from shmsched.tools.bench.peers.echoing import Echoing
 from shmsched.tools.bench.peers.middle import Middle
 from shmsched.tools.bench.peers.surface import Answer, Future, Session
 from shmsched.tools.bench.plan import Plan
+from shmsched.tools.bench.processes import Role
 
 Sampling = tuple[float, float, int, int]
 
@@ -47,8 +48,8 @@ class Addresses:
 
 def start(plan: Plan, crew: Crew, stack: ExitStack) -> None:
     at = Addresses()
-    fork(lambda: _schedule(plan, at))
-    fork(lambda: _engine(plan, at))
+    crew.start(Role.SCHEDULER, lambda: _schedule(plan, at))
+    crew.start(Role.ENGINE, lambda: _engine(plan, at))
 
     @contextmanager
     def open_client(index: int) -> Iterator[Rounds]:
