@@ -84,6 +84,7 @@ class LogitsBlock:
 
 
 _NO_TOKENS = np.empty(0, np.int64)
+_NO_TOKENS.flags.writeable = False
 
 
 def _no_tokens() -> npt.NDArray[np.int64]:

@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from shmsched.client.async_greeting import greeted
 from shmsched.client.async_replies import AsyncReply, AsyncStream
 from shmsched.client.async_session import AsyncSession
 from shmsched.client.core import ClientCore
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply
-from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
-from shmsched.client.submission import Submission, continued
+from shmsched.client.state import Opening
+from shmsched.client.submission import LAST, Submission, continued
 from shmsched.errors import (
     ClientClosed,
     Full,
     InvalidRequest,
     SchedulerDied,
-    SchedulerUnreachable,
     ShmschedError,
     Unsupported,
 )
@@ -88,7 +88,7 @@ class AsyncClient(ClientCore):
         while (link := next(attempts)) is None:
             await asyncio.sleep(RETRY_S)
         try:
-            state = await self._shake_hands(link)
+            state = await greeted(link, self._path)
         except BaseException:
             link.close()
             raise
@@ -97,28 +97,6 @@ class AsyncClient(ClientCore):
         link.on_outbound = self._flush_soon
         self._loop.add_reader(link.fileno(), self._readable)
         return self
-
-    async def _shake_hands(self, link: Link) -> ClientState:
-        greeting = Greeting(link)
-        readable = asyncio.Event()
-        self._loop.add_reader(link.fileno(), readable.set)
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                while True:
-                    await readable.wait()
-                    readable.clear()
-                    arrived = link.receive_ready()
-                    if arrived is None:
-                        raise SchedulerUnreachable(
-                            f"the daemon at {self._path} closed the connection during the greeting"
-                        )
-                    state = greeting.hear(arrived)
-                    if state is not None:
-                        return state
-        except TimeoutError:
-            raise SchedulerUnreachable(f"the daemon at {self._path} did not greet within {HANDSHAKE_S:g} s") from None
-        finally:
-            self._loop.remove_reader(link.fileno())
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
@@ -252,8 +230,14 @@ class AsyncClient(ClientCore):
     ) -> AsyncReply:
         """Put a step on its way, for one who waits for it later."""
         self._check_usable()
+        reply = AsyncReply()
+        if deadline is None and output_rows is LAST and not self._line.locked():
+            with self._channel.lock:
+                if self._channel.submit_decode(session, tokens, position, sampling, course, reply):
+                    self._submitted()
+                    return reply
         submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
-        return await self._send(submission, AsyncReply(), block, timeout)
+        return await self._send(submission, reply, block, timeout)
 
     async def _stream(
         self,
@@ -303,11 +287,15 @@ class AsyncClient(ClientCore):
                     return lacking
                 if not submission.raw_rows or self._channel.arena is not None:
                     self._channel.submit(submission, reply)
-                    if self._channel.outbox.full:
-                        self._channel.outbox.send_steps()
-                    self._flush_soon()
+                    self._submitted()
                     return None
             await self._ensure_arena()
+
+    def _submitted(self) -> None:
+        """What waits in the outbox goes with what other tasks of this turn submit. The caller holds the lock."""
+        if self._channel.outbox.full:
+            self._channel.outbox.send_steps()
+        self._flush_soon()
 
     def _room_came(self) -> None:
         room = self._room

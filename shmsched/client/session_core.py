@@ -73,10 +73,13 @@ class SessionCore:
         """Raises why the session takes no submission."""
         if self.ended is not None:
             raise type(self.ended)(str(self.ended))
-        if self._stream is not None and not (self._stream.ended or self._stream.withdrawn):
-            raise InvalidRequest(
-                f"session {self.session_id} is generating; close that generation, or let it end, before the next submission"
-            )
+        stream = self._stream
+        if stream is not None:
+            if not (stream.ended or stream.withdrawn):
+                raise InvalidRequest(
+                    f"session {self.session_id} is generating; close that generation, or let it end, before the next submission"
+                )
+            self._stream = None
 
     def check_free(self, course: Course | None) -> None:
         """Raises why the session takes no submission of ``course`` (None: of no generation)."""
@@ -204,7 +207,7 @@ class SessionCore:
         """Stand for ``other`` from now on: a new session, in whatever engine it is."""
         self._stand_for(other.session_id, other.model, other.engine)
         self.ended = other.ended
-        self._position, self._rewinds, self._fell_back, self._stream = 0, [], False, None
+        self._position, self._rewinds, self._fell_back, self._stream, self._usual = 0, [], False, None, None
         self._fed = array("i")
         self.unfed = None
 

@@ -126,7 +126,7 @@ class Submission:
             self.further, len(self.stop_tokens), self.deadline,
         )  # fmt: skip
         if not before:
-            if self.output_rows is LAST and not self.further and not self.deadline:
+            if self.output_rows is LAST and not (self.further or self.stop_tokens or self.deadline):
                 wanted = described[-WANTED.size :]
                 session._usual = sampling, wanted[WANTED_BEFORE_ROWS], wanted[WANTED_AFTER_ROWS]
             return described

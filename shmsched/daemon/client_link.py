@@ -80,6 +80,7 @@ class ClientLink:
         """What found no room in the stream: the step that is queued once it has been written, and its token."""
         self._told = frames.Completions(0, 0, 0, 0)
         self._told_at = 0.0
+        self._awaited = False  # somebody may wait for an answer of which the client was not told
 
     # --- what it asks ---------------------------------------------------------------------------------------------------
 
@@ -262,6 +263,7 @@ class ClientLink:
         self.outstanding -= len(records)
         self.outstanding_results -= len(records)
         if not self.closed:
+            self._awaited = True
             self._records.append_packed(records)
             self._has_news(self)
 
@@ -275,6 +277,8 @@ class ClientLink:
             return
         self._has_news(self)
         n = step.wanted.n_rows
+        # A chunk of a prompt has none, and more of its prompt behind it.
+        self._awaited = self._awaited or n > 0 or not step.session.outstanding
         if not step.wanted.sampled:
             self._records.append(step.request, n, LOGITS, waited, 0, 0.0)
             return
@@ -314,15 +318,16 @@ class ClientLink:
         del self._ring, self._records, self._results, self._stream
 
     def can_hear_later(self, now: float) -> bool:
-        """Whether all that it would be told of is a few tokens of generations that go on anyway, and it was told something just now.
-
+        """Whether all that it would be told of is chunks of prompts of which more is queued; or a few tokens of generations that go on
+        anyway, and it was told something just now.
         Each time that it is told takes 50 us of it and the daemon: of engines that take less than a step of ``PAUSE_S`` it hears
-        several at once.
+        several at once; and whoever waits for the answers of the same batch is told before.
         """
+        streamed = self._stream.written != self._told.stream_written
         return (
-            now - self._told_at < PAUSE_S
+            not (streamed and now - self._told_at >= PAUSE_S)
             and not self.closed
-            and self._records.written == self._told.records_written
+            and not self._awaited
             and self._stream.written - self._told.stream_written <= self._stream.capacity // 4
             and self._ring.read - self._told.tokens_read < self._enough_tokens
         )
@@ -337,6 +342,7 @@ class ClientLink:
             self._publish()
             self._told = frames.Completions(written, self._results.written, streamed, read)
             self._told_at = time.monotonic()
+            self._awaited = False
             self.peer.send(self._told)
 
     def _publish(self) -> None:

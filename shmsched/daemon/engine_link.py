@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from shmsched.daemon.batch_in_flight import BatchInFlight, BatchSummary
 from shmsched.daemon.batch_slot import Answers
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
+from shmsched.daemon.foresight import LONG_STEP_S, Foresight
 from shmsched.daemon.linger import Linger
 from shmsched.daemon.loop import Timer
 from shmsched.daemon.session_slots import SessionSlots
 from shmsched.daemon.state import Session, Step
+from shmsched.daemon.watchdog import Watchdog
 from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
@@ -27,10 +29,6 @@ if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
 RECENT_BATCHES = 256
-LONG_STEP_S = 0.002
-"""An engine that takes less has run its next batch too before a patient scheduler has seen to this one."""
-WARNING_SHARE = 0.5
-"""Of the step time-out: after that much of it a silent engine is named in the log."""
 # Plain numbers: to compare one with a member of an enum takes several times as long.
 DONE, DEFERRED = int(StepStatus.DONE), int(StepStatus.DEFERRED)
 
@@ -49,8 +47,15 @@ class EngineLink:
     """The scheduler's side of one incarnation of an engine. ``number`` is never used again, not even by its successor."""
 
     def __init__(
-        self, number: int, peer: Peer, offer: frames.Offer, limits: SchedulerParams, linger_share: float
+        self,
+        number: int,
+        peer: Peer,
+        offer: frames.Offer,
+        limits: SchedulerParams,
+        linger_share: float,
+        ahead_share: float,
     ) -> None:
+        """``linger_share``, ``ahead_share``: as in DaemonConfig."""
         self.number = number
         self.peer = peer
         self.offer = offer
@@ -60,7 +65,8 @@ class EngineLink:
         self.queues: StepQueues[Step] = StepQueues(limits, exclusive_sessions=True)
         self.linger = Linger(linger_share)
         self.linger_timer: Timer | None = None
-        self._watchdog: Timer | None = None
+        self._foresight = Foresight(ahead_share)
+        self.watchdog = Watchdog(self)
         self.hang_up: Callable[[], None] = lambda: None
         """Ends the engine's connection, and with it the engine."""
         self.read: Callable[[], None] = lambda: None
@@ -164,17 +170,26 @@ class EngineLink:
         daemon.settling.ledger.dispatch(steps)
         self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
 
-    def look_ahead(self) -> bool:
+    def look_ahead(self, daemon: Daemon, now: float) -> bool:
         """Have the engine go on with the next tokens of the generations in its batch, without a pause, where it would do so anyway:
         nothing else is queued for it, and no session is expected back that would rather be in the same batch.
 
-        What comes meanwhile waits for one batch of decodes more. A generation that turns out to have ended has taken one token too
-        many in the engine, which is rewound if the session goes on. Whether it was done now.
+        What comes after that waits for one batch of decodes more: so it is done late, where a step is long. A generation that turns
+        out to have ended has taken one token too many in the engine, which is rewound if the session goes on. Whether it was done.
         """
-        batch = self.batch
-        if batch is None or batch.plain or self.queues.queued or self.linger.expected or self.offer.rewinds != ANYWHERE:
+        batch, in_hand = self.in_hand.running, self.in_hand
+        if (
+            batch is None
+            or batch.plain
+            or in_hand.following is not None
+            or self.queues.queued
+            or self.linger.expected
+            or self.offer.rewinds != ANYWHERE
+        ):
             return False
-        number = self.in_hand.give_ahead(batch)
+        if not self._foresight.is_due(self, batch.started, now, daemon):
+            return False
+        number = in_hand.give_ahead(batch)
         if number is not None:
             self.peer.send(frames.Follow(number, number % BATCH_SLOTS, number - 1))
         return number is not None
@@ -216,26 +231,6 @@ class EngineLink:
     def opening(self) -> list[Session]:
         """The sessions whose opening the engine has not answered."""
         return [self.sessions[slot] for slot in self._slots.openings if slot in self.sessions]
-
-    def watch(self, daemon: Daemon) -> None:
-        """Have a timer for what the engine owes. One for all, set again when it fires: one for each would pile up."""
-        if self._watchdog is None:
-            self._look(daemon)
-
-    def _look(self, daemon: Daemon) -> None:
-        self._watchdog = None
-        since = self.silent_since
-        if since is None:
-            return
-        limit, now = daemon.config.step_timeout_s, time.monotonic()
-        if since + limit <= now:
-            daemon.engines.hangs(self)
-            return
-        due = since + limit * WARNING_SHARE
-        if due <= now:
-            daemon.engines.is_silent(self, since)
-            due = since + limit
-        self._watchdog = daemon.loop.call_at(due, lambda: self._look(daemon))
 
     def done(self, message: frames.Done, daemon: Daemon) -> None:
         """Settle a batch by its results. An answer for another batch than the one in flight is counted and ignored."""
@@ -319,6 +314,7 @@ class EngineLink:
         """``came``: the sessions that got a token and have nothing queued."""
         now = self.heard_at
         seconds = now - batch.started
+        self._foresight.batch_ended(seconds)
         lengths = batch.lengths
         n_steps, n_tokens, decodes = len(lengths), sum(lengths), lengths.count(1)
         self.steps_run += n_steps
@@ -377,10 +373,10 @@ class EngineLink:
                     daemon.settling.fail_from(step.session, step.number, step.position, code, message)
         for session in list(self.sessions.values()):
             daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
-        for timer in (self.linger_timer, self._watchdog):
-            # One that is still to come would keep the engine, and its memory mapped, until then.
-            if timer is not None:
-                timer.cancel()
+        if self.linger_timer is not None:
+            self.linger_timer.cancel()
+        self._foresight.end()
+        self.watchdog.end()
         # The turns that ended sessions keep in them refer to sessions, and those to this link.
         self.queues = StepQueues(self.limits, exclusive_sessions=True)
 

@@ -68,7 +68,9 @@ class Engines:
         # First of all: if the process is gone already, nothing has been made yet that would have to go.
         pidfd = _pidfd(connection.peer.pid) if worker is None else -1
         try:
-            link = EngineLink(self._daemon.next_number(), connection.peer, offer, limits, config.linger_share)
+            link = EngineLink(
+                self._daemon.next_number(), connection.peer, offer, limits, config.linger_share, config.ahead_share
+            )
         except SharedMemoryError:
             if pidfd >= 0:
                 os.close(pidfd)
@@ -140,7 +142,7 @@ class Engines:
         limit = self._daemon.config.step_timeout_s
         since = link.silent_since
         if since is None or time.monotonic() < since + limit:
-            link.watch(self._daemon)
+            link.watchdog.watch(self._daemon)
             return
         message = (
             f"engine {link.offer.spec} (pid {link.peer.pid}) has not {_owed(link)} within {limit:g} s; it is killed"

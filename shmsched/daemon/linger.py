@@ -6,8 +6,7 @@ until every expected session is back, or until a deadline that follows the measu
 share of the engine's mean step time. With no session expected it does not wait at all; and a session that is known to
 take longer than that share (a reader, a tool call) is not expected.
 
-Where prompts wait, they pay for it: the share is a smaller one then, so that they keep nine tenths of what they would get alone.
-Sessions that take longer decode in every other batch meanwhile.
+Where prompts wait, they pay for it, and the share is a smaller one. Sessions that take longer decode in every other batch meanwhile.
 
 Where no prompt could slip in front, waiting saves only what of a step does not grow with its size: two half batches take no longer
 than a whole one on an engine that has its work step by step, and the clients of one half can work while the other half runs. So the
@@ -20,10 +19,10 @@ from collections.abc import Iterable
 
 LEAST_S = 100e-6
 """A wait below this is none: a turn of the loop takes half of it, and no client is back by then. So with an engine that
-takes less than half a millisecond nothing is noted of who comes back, either, which would take 1.5 us for each step."""
-PROMPTS_SHARE = 0.08
-"""Of a mean step, where prompts wait. On an idle core eight decodes are back after a millisecond: of steps of 8 ms, as in the bench's
-``storm``, waiting for them takes an eighth from the prompts, and of longer ones little."""
+takes less than a third of a millisecond nothing is noted of who comes back, either, which would take 1.5 us for each step."""
+PROMPTS_SHARE = 0.15
+"""Of a mean step, where prompts wait. Eight decodes are back after a millisecond: waiting for them takes a tenth from the prompts
+where steps take 8 ms, as in the bench's ``storm``, and less where they take longer."""
 _GAIN = 0.125
 """Weight of a new sample in the running means (as TCP smooths round trips, RFC 6298)."""
 _SESSION_GAIN = 0.25

@@ -214,8 +214,8 @@ class Daemon:
             engine.dispatch(self, now)
         elif engine.batch is None and engine.queues.queued and engine.linger_timer is None:
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
-        engine.watch(self)
-        return engine.look_ahead()
+        engine.watchdog.watch(self)
+        return engine.look_ahead(self, now)
 
     def _linger_over(self, engine: EngineLink) -> None:
         engine.linger_timer = None

@@ -86,3 +86,44 @@ def test_many_tokens_are_told_at_once(world: World) -> None:
         assert told(pair) == (0, 2)
     pair.answer(10, (DONE, 5), (DONE, 6))
     assert told(pair) == (0, 20), "a quarter of the room was filled without a word"
+
+
+@pytest.mark.usefixtures("pause")
+def test_chunks_behind_which_there_is_more_of_the_prompt_are_told_with_something_else(world: World) -> None:
+    pair = Generations(world, further=(0, 0))
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    assert told(pair) == (2, 0)
+    # Chunks of four tokens, and room for three of them in a batch. Only the last one has a row.
+    pair.submit_chunks(1, [(1 + 4 * i, 4, i == 4) for i in range(5)])
+    link_of(world)._told_at = 0.0
+    pair.answer(2, *[(DONE, 0)] * 3)
+    assert told(pair) == (2, 0), "the client was woken for nothing that it waits for"
+    pair.answer(3, (DONE, 5), (DONE, 7))
+    assert told(pair) == (7, 0)
+
+
+@pytest.mark.usefixtures("pause")
+def test_chunks_are_told_after_a_pause_where_nothing_else_is(world: World) -> None:
+    pair = Generations(world, further=(0, 0))
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    pair.submit_chunks(1, [(1 + 4 * i, 4, i == 4) for i in range(5)])
+    pair.answer(2, *[(DONE, 0)] * 3)
+
+    def all_told() -> bool:
+        world.turn()
+        return told(pair) == (5, 0)
+
+    wait_until(all_told, "the client to be told of three chunks")
+
+
+@pytest.mark.usefixtures("pause")
+@pytest.mark.parametrize(("rows", "batch"), [((1, 0, 0, 0, 1), 2), ((0, 0, 0, 0, 0), 3)])
+def test_chunks_that_somebody_may_wait_for_are_told_at_once(world: World, rows: tuple[int, ...], batch: int) -> None:
+    """One with a row, though more is behind it; and the last one, though it has none."""
+    pair = Generations(world, further=(0, 0))
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    pair.submit_chunks(1, [(1 + 4 * i, 4, bool(row)) for i, row in enumerate(rows)])
+    for number in range(2, batch + 1):
+        assert told(pair) == (2, 0)
+        pair.answer(number, *[(DONE, 5)] * (3 if number == 2 else 2))
+    assert told(pair) == ({2: 5, 3: 7}[batch], 0)

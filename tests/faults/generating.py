@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shmsched.daemon.foresight import Foresight
 from shmsched.daemon.linger import Linger
 from shmsched.memory.layouts import HEADER, SAMPLING, STEP, StepEntry, StepStatus
 from shmsched.wire import frames
@@ -27,11 +28,17 @@ class Generations:
         (link,) = world.daemon.engines.links.values()
         link.linger = Linger(linger_share)
         link.linger.mean_step_s = 10.0
-        self.client.say(frames.OpenSession(2, 0, "m", b""))
-        world.turn()
-        self.engine.say(frames.SlotOpened(*self.engine.openings.pop()))
-        world.turn()
+        # What comes after a batch is given at once.
+        link._foresight = Foresight(0.0)
+        self.open_session(2)
         self.submit(*((i + 1, 0, n) for i, n in enumerate(further)))
+
+    def open_session(self, session: int) -> None:
+        """Of the client; the engine opens it."""
+        self.client.say(frames.OpenSession(session, 0, "m", b""))
+        self.world.turn()
+        self.engine.say(frames.SlotOpened(*self.engine.openings.pop()))
+        self.world.turn()
 
     def submit(self, *steps: tuple[int, int, int]) -> None:
         """Decodes: of which session, where, and how many may follow."""
@@ -47,6 +54,27 @@ class Generations:
                 )
             )
         client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, descriptors, (STOP,) * stops))
+        self.world.turn()
+
+    def submit_chunks(self, session: int, chunks: list[tuple[int, int, bool]]) -> None:
+        """Of one session: where, how many tokens, and whether its last row is wanted."""
+        descriptors, client = [], self.client
+        for position, n, wants_row in chunks:
+            client.request += 1
+            client.tokens += n
+            descriptors.append(
+                StepDescriptor(
+                    client.request,
+                    session,
+                    n,
+                    position,
+                    int(wants_row),
+                    StepFlags.SAMPLED,
+                    SAMPLING.pack(0, 0.0, 1.0, 0),
+                    0,
+                )
+            )
+        client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, descriptors, ()))
         self.world.turn()
 
     def given(self, batch: int) -> list[tuple[int, int, int]]:

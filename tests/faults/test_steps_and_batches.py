@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import shmsched
+from shmsched.daemon.config import DaemonConfig
 from shmsched.errors import ErrorCode
 from shmsched.wire import frames
 from shmsched.workers.echo import advance, answer
@@ -72,7 +73,7 @@ def batches_without_the_decode(directory: Path, linger_share: float, rounds: int
     record = Record(directory)
     with (
         shmsched.launch(
-            f"{record.spec}?step_us=20000",
+            f"{record.spec}?step_us=50000",
             max_decode_sequences=1,
             max_prefill_chunk_size=4,
             linger_share=linger_share,
@@ -92,8 +93,8 @@ def batches_without_the_decode(directory: Path, linger_share: float, rounds: int
 
 
 def test_f5_a_session_that_decodes_again_is_waited_for_before_a_prefill_only_batch(tmp_path: Path) -> None:
-    rounds = 50
-    waiting = batches_without_the_decode(tmp_path / "waiting", 1.0, rounds)
+    rounds = 40
+    waiting = batches_without_the_decode(tmp_path / "waiting", DaemonConfig().linger_share, rounds)
     not_waiting = batches_without_the_decode(tmp_path / "not_waiting", 0.0, rounds)
     assert not_waiting >= rounds * 3 // 4
     assert waiting <= rounds // 4

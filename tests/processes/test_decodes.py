@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,6 +119,27 @@ def test_a_session_that_streams_takes_nothing_else() -> None:
         assert stream.cancel()
         held = session.history.tolist()
         assert decoded(session, 3) == expected([*held, 3])
+
+
+def test_what_a_generation_wanted_is_not_wanted_of_the_next_step(session: shmsched.Session) -> None:
+    """One of a single token, with stop tokens: nothing goes on behind it."""
+    wanted = shmsched.SamplingParams(seed=1)
+    generation = session.generate([2], max_new_tokens=1, sampling=wanted, stop_tokens=[5])
+    assert list(generation) == [expected([1, 2])]
+    assert decoded(session, 3, sampling=wanted) == expected([1, 2, 3])
+
+
+def test_a_deadline_is_its_own_step_s(session: shmsched.Session) -> None:
+    deadline = time.monotonic() + DEADLINE
+    assert decoded(session, 2, deadline=deadline) == expected([1, 2])
+    near = time.monotonic() + 0.01
+    try:
+        decoded(session, 3, deadline=near)
+    except shmsched.DeadlineExceeded:
+        decoded(session, 3)
+    while time.monotonic() < near:
+        pass
+    assert decoded(session, 4) == expected([1, 2, 3, 4])
 
 
 def test_ids_that_were_given_by_hand_are_not_given_again(client: shmsched.Client, session: shmsched.Session) -> None:

@@ -1,0 +1,48 @@
+"""When an engine is given what comes after its batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shmsched.daemon.loop import Timer
+
+if TYPE_CHECKING:
+    from shmsched.daemon.engine_link import EngineLink
+    from shmsched.daemon.server import Daemon
+
+LONG_STEP_S = 0.002
+"""An engine that takes less is given it at once, for there is no time to spare; and has run it too before a patient scheduler has seen
+to the batch before."""
+
+
+class Foresight:
+    """Late in a long batch: who comes before is in the very next one, and who comes after waits for one batch more."""
+
+    def __init__(self, share: float) -> None:
+        """``share``: of a step, that must be over."""
+        self._share = share
+        self._last_s = 0.0
+        self._timer: Timer | None = None
+
+    def batch_ended(self, seconds: float) -> None:
+        self._last_s = seconds
+
+    def is_due(self, engine: EngineLink, began: float, now: float, daemon: Daemon) -> bool:
+        """Whether the time has come in a batch that ``began`` then. If not, the engine is looked at again when it has."""
+        # The shorter of the two: after a prompt the mean is too long.
+        step_s = min(self._last_s, engine.linger.mean_step_s)
+        due = began + self._share * step_s
+        if now >= due or step_s <= LONG_STEP_S:
+            return True
+        if self._timer is None:
+            self._timer = daemon.loop.call_at(due, lambda: self._look(engine, daemon))
+        return False
+
+    def end(self) -> None:
+        """The engine is dead. What is still to come would keep it, and its memory mapped, until then."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, engine: EngineLink, daemon: Daemon) -> None:
+        self._timer = None
+        daemon.touched_engines.add(engine)

@@ -1,0 +1,48 @@
+"""Noticing an engine that owes an answer and says nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from shmsched.daemon.loop import Timer
+
+if TYPE_CHECKING:
+    from shmsched.daemon.engine_link import EngineLink
+    from shmsched.daemon.server import Daemon
+
+WARNING_SHARE = 0.5
+"""Of the step time-out: after that much of it a silent engine is named in the log."""
+
+
+class Watchdog:
+    """One timer for all that an engine owes, set again when it fires: one for each batch would pile up."""
+
+    def __init__(self, engine: EngineLink) -> None:
+        self._engine = engine
+        self._timer: Timer | None = None
+
+    def watch(self, daemon: Daemon) -> None:
+        """The engine may owe something now."""
+        if self._timer is None:
+            self._look(daemon)
+
+    def end(self) -> None:
+        """One that is still to come would keep the engine, and its memory mapped, until then."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, daemon: Daemon) -> None:
+        self._timer = None
+        since = self._engine.silent_since
+        if since is None:
+            return
+        limit, now = daemon.config.step_timeout_s, time.monotonic()
+        if since + limit <= now:
+            daemon.engines.hangs(self._engine)
+            return
+        due = since + limit * WARNING_SHARE
+        if due <= now:
+            daemon.engines.is_silent(self._engine, since)
+            due = since + limit
+        self._timer = daemon.loop.call_at(due, lambda: self._look(daemon))
