@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from shmsched.errors import ProtocolError, SchedulerUnreachable, error_of
+from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, error_of
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
@@ -24,14 +24,12 @@ class Control:
 
     def status(self, *, batches: int = 0) -> dict[str, Any]:
         """The daemon's status document; ``batches``: how many of each engine's last batches to include (at most 256)."""
-        self._link.send(frames.AskStatus(batches))
-        answer: dict[str, Any] = json.loads(self._answer(frames.Status).document)
+        answer: dict[str, Any] = json.loads(self._ask(frames.AskStatus(batches), frames.Status).document)
         return answer
 
     def stop(self, *, drain_s: float | None = None) -> float:
         """Tell the daemon to stop; a second time, at once. Returns how long it lets open sessions go on, in seconds."""
-        self._link.send(frames.Stop(-1.0 if drain_s is None else drain_s))
-        drain: float = self._answer(frames.Stopping).drain_s
+        drain: float = self._ask(frames.Stop(-1.0 if drain_s is None else drain_s), frames.Stopping).drain_s
         return drain
 
     def wait_closed(self, timeout: float) -> bool:
@@ -51,7 +49,12 @@ class Control:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, kind: type[Any]) -> Any:
+    def _ask(self, question: Any, kind: type[Any]) -> Any:
+        try:
+            self._link.send(question)
+        except SchedulerDied:
+            # A daemon that refuses the connection has said why before it closed it.
+            pass
         deadline = time.monotonic() + ANSWER_S
         while (left := deadline - time.monotonic()) > 0:
             arrived = self._link.receive(left)

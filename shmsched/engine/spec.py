@@ -76,7 +76,7 @@ class EngineSpec:
                 return _engine_class(self.name, entry.load()), self.argument
             except ImportError as e:
                 raise EngineSpecError(
-                    f"engine {self.name!r} cannot be imported: {e}{_extra_for(entry.value, self.name)}"
+                    f"engine {self.name!r} cannot be imported: {_with_extra(e, entry.value, self.name)}"
                 ) from e
         if self.argument is None:
             known = ", ".join(sorted({e.name for e in entry_points(group=GROUP)})) or "none"
@@ -91,10 +91,11 @@ class EngineSpec:
         return _engine_class(f"{self.name}:{class_name}", found), argument if colon else None
 
 
-def _extra_for(module: str, name: str) -> str:
-    """What to install for one of our own engines."""
-    extra = {"llama_cpp": "llama"}.get(name, name)
-    return f". It comes with `pip install 'shmsched[{extra}]'`" if module.startswith("shmsched.workers.") else ""
+def _with_extra(error: ImportError, module: str, name: str) -> str:
+    """What is missing, and what to install where it is one of our own engines."""
+    if not module.startswith("shmsched.workers.") or "pip install" in str(error):
+        return str(error)
+    return f"{error}. It comes with `pip install 'shmsched[{name}]'`"
 
 
 def _import(name: str) -> types.ModuleType:

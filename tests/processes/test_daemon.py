@@ -173,3 +173,13 @@ def switches(pid: int) -> int:
             if "ctxt_switches" in line:
                 total += int(line.split()[1])
     return total
+
+
+def test_a_daemon_with_no_room_says_so_to_whoever_asks_after_it() -> None:
+    with shmsched.launch("echo", max_clients=2) as cluster, cluster.client():
+        for _ in range(20):
+            with (
+                pytest.raises(shmsched.Full, match="2 connections are open"),
+                shmsched.Control(cluster.socket) as control,
+            ):
+                control.status()
