@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Generator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from shmsched.client.async_greeting import greeted
 from shmsched.client.async_replies import AsyncReply, AsyncStream
-from shmsched.client.async_session import AsyncSession
+from shmsched.client.async_session import AsyncSession, OpeningSession
 from shmsched.client.core import ClientCore
 from shmsched.client.leases import ClientArena
 from shmsched.client.replies import Reply
@@ -36,27 +36,6 @@ if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
-
-
-class OpeningSession(Awaitable[AsyncSession]):
-    """A session to come: ``await`` it, or enter it with ``async with``, which closes it at the end."""
-
-    def __init__(self, opening: Awaitable[AsyncSession]) -> None:
-        self._opening = opening
-        self._session: AsyncSession | None = None
-
-    def __await__(self) -> Generator[None, None, AsyncSession]:
-        return cast("Generator[None, None, AsyncSession]", self._opening.__await__())
-
-    async def __aenter__(self) -> AsyncSession:
-        self._session = await self._opening
-        return self._session
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._session is not None
-        await self._session.close()
 
 
 class AsyncClient(ClientCore):

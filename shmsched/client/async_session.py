@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shmsched.client.async_replies import AsyncStream
 from shmsched.client.core import BLOCK_TIMEOUT_S
@@ -85,11 +85,12 @@ class AsyncSession(SessionCore):
         )  # fmt: skip
         return AsyncGeneration(self, *begun, deadline)
 
-    async def fork(
+    def fork(
         self, upto: int | None = None, *, seed: int | None = None, block: bool = True, timeout: float | None = None
-    ) -> AsyncSession:
-        """Another session that begins with this one's first ``upto`` tokens, as ``Session.fork`` gives."""
-        return await self._client._fork(self, upto, seed, block, timeout)
+    ) -> OpeningSession:
+        """Another session that begins with this one's first ``upto`` tokens, as ``Session.fork`` gives: ``await`` it, or enter it
+        with ``async with``."""
+        return OpeningSession(self._client._fork(self, upto, seed, block, timeout))
 
     async def close(self) -> None:
         """End the session. What is outstanding fails with SessionClosed. Idempotent."""
@@ -106,3 +107,24 @@ class AsyncSession(SessionCore):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class OpeningSession(Awaitable[AsyncSession]):
+    """A session to come: ``await`` it, or enter it with ``async with``, which closes it at the end."""
+
+    def __init__(self, opening: Awaitable[AsyncSession]) -> None:
+        self._opening = opening
+        self._session: AsyncSession | None = None
+
+    def __await__(self) -> Generator[None, None, AsyncSession]:
+        return cast("Generator[None, None, AsyncSession]", self._opening.__await__())
+
+    async def __aenter__(self) -> AsyncSession:
+        self._session = await self._opening
+        return self._session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()

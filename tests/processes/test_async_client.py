@@ -39,6 +39,10 @@ def test_steps_streams_raw_logits_and_forks(cluster: shmsched.Cluster, run: Run)
             child = await session.fork(20)
             assert (child.position, session.position) == (20, 41)
             assert (await child.submit([9])).tokens.tolist() == echoes([*prompt[:20], 9], 1)
+            async with child.fork(1) as grandchild:
+                assert (await grandchild.submit([9])).tokens.tolist() == echoes([0, 9], 1)
+            with pytest.raises(shmsched.SessionClosed):
+                await grandchild.submit([1])
             stream = await session.stream([6, 7], further=25)
             got = [(await stream.next()).token for _ in range(26)]
             assert got == echoes([*prompt, 5, 6, 7], 26)
