@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -55,6 +56,8 @@ class AsyncClient(ClientCore):
         self._flush_due = False
         self._line = asyncio.Lock()
         """Held by the submission that waits for room; the others wait for that one, in order of arrival."""
+        self._in_line = 0
+        """How many wait for room, or for those who do: nobody goes before them. (The lock is free for a moment between two.)"""
         self._room: asyncio.Future[None] | None = None
         """Set when some room may have come back."""
 
@@ -210,7 +213,7 @@ class AsyncClient(ClientCore):
         """Put a step on its way, for one who waits for it later."""
         self._check_usable()
         reply = AsyncReply()
-        if deadline is None and output_rows is LAST and not self._line.locked():
+        if deadline is None and output_rows is LAST and not self._in_line:
             with self._channel.lock:
                 if self._channel.submit_decode(session, tokens, position, sampling, course, reply):
                     self._submitted()
@@ -236,10 +239,10 @@ class AsyncClient(ClientCore):
     async def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
         """Submit, once there is room and those who came before have gone."""
         lacking: str | None = "other submissions wait for room already"
-        if not self._line.locked():
+        if not self._in_line:
             if submission.raw_rows and self._channel.arena is None:
                 # What others submit while the arena is made comes after this.
-                async with self._line:
+                async with self._next_in_line():
                     lacking = await self._try(submission, reply)
             else:
                 lacking = await self._try(submission, reply)
@@ -248,7 +251,7 @@ class AsyncClient(ClientCore):
         if not block:
             raise Full(f"{lacking}; submit with block=True to wait")
         try:
-            async with asyncio.timeout(timeout), self._line:
+            async with asyncio.timeout(timeout), self._next_in_line():
                 while (lacking := await self._try(submission, reply)) is not None:
                     self._room = self._loop.create_future()
                     self._channel.room_came = self._room_came
@@ -256,6 +259,15 @@ class AsyncClient(ClientCore):
         except TimeoutError:
             raise Full(f"{lacking}, and waiting {timeout:g} s did not change that") from None
         return reply
+
+    @asynccontextmanager
+    async def _next_in_line(self) -> AsyncIterator[None]:
+        self._in_line += 1
+        try:
+            async with self._line:
+                yield
+        finally:
+            self._in_line -= 1
 
     async def _try(self, submission: Submission, reply: Reply) -> str | None:
         """Submit it if there is room. Returns what is lacking."""

@@ -13,7 +13,7 @@ from shmsched.params import OutputRows, SamplingParams
 from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
 
 # Plain numbers: a member of an enum takes several times as long to fetch and to compare.
-SAMPLED = int(StepFlags.SAMPLED)
+SAMPLED, MORE = int(StepFlags.SAMPLED), int(StepFlags.MORE)
 ALL_ROWS = int(OutputRows.ALL)
 GREEDY = SAMPLING.pack(0, 0.0, 1.0, 0)[:-8]
 """What any seed may follow."""
@@ -91,7 +91,8 @@ def admit(
     session.next_position = end
     entry = WANTED.pack(output_rows, sampled, d.sampling, session.client.number, 0 if sampled else d.rows_offset)
     plain = sampled and n_rows == 1 and generation is None
-    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, plain, d.deadline, generation)
+    more = bool(d.flags & MORE)
+    wanted = Wanted(entry, n_rows, n_rows if sampled else 0, sampled, plain, d.deadline, generation, more)
     return Step(number, session, n_tokens, d.request, tokens, position, wanted, now)
 
 

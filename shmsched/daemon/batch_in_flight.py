@@ -9,12 +9,13 @@ from typing import NamedTuple
 from shmsched.daemon.state import Session, Step
 
 _is_plain = attrgetter("wanted.plain")
+_generation = attrgetter("wanted.generation")
 
 
 class BatchInFlight:
     """``number`` counts within this incarnation of the engine."""
 
-    __slots__ = ("_given", "lengths", "number", "places", "plain", "size", "started", "steps")
+    __slots__ = ("_given", "generates", "lengths", "number", "places", "plain", "size", "started", "steps")
 
     def __init__(self, number: int, steps: list[Step], started: float, given: list[Session] | None = None) -> None:
         """``given``: the sessions whose steps the engine was given, where some of them are none any more."""
@@ -27,6 +28,8 @@ class BatchInFlight:
         self.started = started
         self.plain = all(map(_is_plain, steps))
         """Every step is."""
+        self.generates = None not in map(_generation, steps)
+        """Every step is of a generation, and has the one token that this goes on with."""
         self.places: list[int] | None = None
         """Which of those that the engine was given the steps are; None for all."""
         self.lengths: list[int] = []

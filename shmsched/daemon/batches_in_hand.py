@@ -42,8 +42,8 @@ class BatchesInHand:
         return batch
 
     def give_ahead(self, batch: BatchInFlight) -> int | None:
-        """What comes after the batch that runs is the engine's from here on, if that one is of generations alone. Returns the
-        number of what follows; None if it is not so, or something follows already, or a client does not keep up."""
+        """What comes after the batch that runs, of generations alone, is the engine's from here on. Returns its number; None if
+        something follows already, or all end with this batch, or a client does not keep up."""
         if self.following is not None:
             return None
         after: list[int] = []
@@ -52,9 +52,7 @@ class BatchesInHand:
         rooms: dict[ClientLink, int] = {}
         for k, step in enumerate(batch.steps):
             wanted = step.wanted
-            if wanted.generation is None or wanted.n_results != 1:
-                # Its client may come back with the next one.
-                return None
+            assert wanted.generation is not None
             # A step that has been settled meanwhile may be of a client that is gone.
             if wanted.generation.further and step.state is IN_FLIGHT:
                 client = step.session.client

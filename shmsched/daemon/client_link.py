@@ -31,8 +31,8 @@ MOST_KNOWN = 1024
 """Kinds of decodes that are remembered of a client, for a size of vocabulary. One that gives each session a seed has as many as
 sessions."""
 PAUSE_S = 2e-3
-"""A client that gets nothing but tokens of generations which go on is told of them no more often: with an engine that costs nothing
-it gets an eighth more of them than with 1 ms, and no more still with 4."""
+"""A client that gets nothing but tokens of generations which go on, or parts of prompts, is told of them no more often: with an engine
+that costs nothing it gets an eighth more tokens than with 1 ms, and no more still with 4."""
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
 
@@ -277,8 +277,7 @@ class ClientLink:
             return
         self._has_news(self)
         n = step.wanted.n_rows
-        # A chunk of a prompt has none, and more of its prompt behind it.
-        self._awaited = self._awaited or n > 0 or not step.session.outstanding
+        self._awaited = self._awaited or not step.wanted.more
         if not step.wanted.sampled:
             self._records.append(step.request, n, LOGITS, waited, 0, 0.0)
             return
@@ -318,14 +317,15 @@ class ClientLink:
         del self._ring, self._records, self._results, self._stream
 
     def can_hear_later(self, now: float) -> bool:
-        """Whether all that it would be told of is chunks of prompts of which more is queued; or a few tokens of generations that go on
+        """Whether all that it would be told of is that parts of submissions have run; or a few tokens of generations that go on
         anyway, and it was told something just now.
+
         Each time that it is told takes 50 us of it and the daemon: of engines that take less than a step of ``PAUSE_S`` it hears
         several at once; and whoever waits for the answers of the same batch is told before.
         """
         streamed = self._stream.written != self._told.stream_written
         return (
-            not (streamed and now - self._told_at >= PAUSE_S)
+            (now - self._told_at < PAUSE_S if streamed else self._records.written != self._told.records_written)
             and not self.closed
             and not self._awaited
             and self._stream.written - self._told.stream_written <= self._stream.capacity // 4

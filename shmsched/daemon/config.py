@@ -72,14 +72,14 @@ class DaemonConfig:
     step_timeout_s: float = 300.0
     """How long a batch may take before its engine counts as hanging and is killed."""
     linger_share: float = 0.3
-    """The most that waiting for expected sessions may take of an engine's mean step time; where prompts wait it is
-    ``linger.PROMPTS_SHARE`` at most. It is rarely taken: the wait ends
-    with the last of them, and slower ones are not expected. Below the turnaround of a busy machine, though, sessions once
-    split over two batches never merge again: with 24 ms steps and 8 sessions, 0.05 gave 4.4 steps a batch and 0.2 gave 7.7; with
-    10 ms steps and 32 sessions of 4 clients on two cores, 0.2 gave 25 and 0.3 gave 30, and 14 % more steps a second."""
+    """The most that waiting for expected sessions may take of an engine's mean step time (where prompts wait, no more than
+    ``linger.PROMPTS_SHARE``). It is rarely taken: the wait ends with the last of them, and slower ones are not expected. Below the
+    turnaround of a busy machine, though, sessions once split over two batches never merge again: with 24 ms steps and 8 sessions,
+    0.05 gave 4.4 steps a batch and 0.2 gave 7.7; with 10 ms steps and 32 sessions of 4 clients on two cores, 0.2 gave 25 and 0.3
+    gave 30, and 14 % more steps a second."""
     ahead_share: float = 0.6
     """How much of a step must be over before an engine that runs generations is given the batch that comes after. What comes in
-    earlier is in that batch; the rest of the step is for the scheduler to be there in time."""
+    earlier is in that batch; the rest of the step is for the scheduler to be there in time. With 1 or more it hardly ever is."""
     max_queued_steps: int = 1 << 18
     """Of all clients together. Beyond it those with more than their share are not read until a quarter of it has gone: what
     they submit meanwhile waits in them, each within its own limits."""

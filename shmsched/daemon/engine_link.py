@@ -180,8 +180,10 @@ class EngineLink:
         batch, in_hand = self.in_hand.running, self.in_hand
         if (
             batch is None
-            or batch.plain
+            # Else a client may come back with its next step.
+            or not batch.generates
             or in_hand.following is not None
+            or self.state is not READY
             or self.queues.queued
             or self.linger.expected
             or self.offer.rewinds != ANYWHERE

@@ -34,12 +34,13 @@ class Foresight:
         due = began + self._share * step_s
         if now >= due or step_s <= LONG_STEP_S:
             return True
-        if self._timer is None:
+        if self._timer is None or due < self._timer.when:
+            self.end()
             self._timer = daemon.loop.call_at(due, lambda: self._look(engine, daemon))
         return False
 
     def end(self) -> None:
-        """The engine is dead. What is still to come would keep it, and its memory mapped, until then."""
+        """Look at nothing. What is still to come would keep a dead engine, and its memory mapped, until then."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -17,7 +17,7 @@ from shmsched.daemon.deadlines import Deadlines
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.engines import Engines
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
-from shmsched.daemon.loop import EventLoop
+from shmsched.daemon.loop import EventLoop, Timer
 from shmsched.daemon.overload import Overload
 from shmsched.daemon.patience import Patience
 from shmsched.daemon.placement import Placement
@@ -59,6 +59,7 @@ class Daemon:
         """Those that have completions to hear of at the end of this turn."""
         self.hear_later: set[ClientLink] = set()
         """Those that are told at the next ``_tell_later``."""
+        self._tell_timer: Timer | None = None
         self._patience = Patience()
         self._announced = False
         self._exit_status = 0
@@ -196,14 +197,16 @@ class Daemon:
         clients = self.touched_clients
         while clients:
             link = clients.pop()
-            if link.can_hear_later(now):
-                self.hear_later.add(link)
-                if len(self.hear_later) == 1:
-                    self.loop.call_at(now + PAUSE_S, self._tell_later)
-            else:
+            if not link.can_hear_later(now):
+                self.hear_later.discard(link)
                 link.tell_completions()
+                continue
+            if self._tell_timer is None:
+                self._tell_timer = self.loop.call_at(now + PAUSE_S, self._tell_later)
+            self.hear_later.add(link)
 
     def _tell_later(self) -> None:
+        self._tell_timer = None
         links, self.hear_later = self.hear_later, set()
         for link in links:
             link.tell_completions()

@@ -85,6 +85,8 @@ class Wanted(NamedTuple):
     """When it must have been dispatched (``time.monotonic()``), or 0."""
     generation: Generation | None
     """What follows its answer, if anything may."""
+    more: bool = False
+    """It is a part of a submission, and not the last: nobody waits for it."""
 
 
 class Step(QueuedStep):

@@ -21,6 +21,7 @@ class Watchdog:
     def __init__(self, engine: EngineLink) -> None:
         self._engine = engine
         self._timer: Timer | None = None
+        self._ended = False
 
     def watch(self, daemon: Daemon) -> None:
         """The engine may owe something now."""
@@ -28,7 +29,8 @@ class Watchdog:
             self._look(daemon)
 
     def end(self) -> None:
-        """One that is still to come would keep the engine, and its memory mapped, until then."""
+        """The engine is dead. A timer that is still to come would keep it, and its memory mapped, until then."""
+        self._ended = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -45,4 +47,7 @@ class Watchdog:
         if due <= now:
             daemon.engines.is_silent(self._engine, since)
             due = since + limit
+        # Looking closer may have shown that it is dead.
+        if self._ended:
+            return
         self._timer = daemon.loop.call_at(due, lambda: self._look(daemon))

@@ -68,6 +68,28 @@ def test_a_batch_that_ends_sooner_than_foreseen_is_followed_by_one_as_any_other(
     assert pair.engine.batches == [3, 4]
 
 
+def test_a_shorter_batch_is_not_measured_by_a_longer_one_before_it(world: World, pair: Generations) -> None:
+    (link,) = world.daemon.engines.links.values()
+    foresight = link._foresight
+    assert foresight._timer is not None
+    long = foresight._timer.when
+    assert link.batch is not None
+    link.batch.started -= STEP_S / 10
+    pair.answer(2, (DONE, 5), (DONE, 6))
+    assert pair.engine.batches == [3]
+    assert foresight._timer.when < long
+    assert foresight._timer.pending
+
+
+def test_an_engine_that_has_gone_is_not_looked_at_any_more(world: World, pair: Generations) -> None:
+    (link,) = world.daemon.engines.links.values()
+    link._foresight.end()
+    link._foresight._timer = None
+    pair.engine.close()
+    world.turn()
+    assert link._foresight._timer is None
+
+
 def test_nothing_is_given_ahead_to_an_engine_that_has_gone(world: World, pair: Generations) -> None:
     (link,) = world.daemon.engines.links.values()
     pair.engine.close()

@@ -1,4 +1,4 @@
-"""When a client is told of the tokens of its generations."""
+"""When a client is told of the tokens of its generations, and of the parts of its prompts."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ def test_tokens_of_generations_that_go_on_are_told_together_after_a_pause(world:
     link_of(world)._told_at = 0.0
     pair.answer(4, (DONE, 5), (DONE, 6))
     assert told(pair) == (0, 8)
+    pair.answer(5, (DONE, 5), (DONE, 6))
+
+    def told_again() -> bool:
+        world.turn()
+        return told(pair) == (0, 10)
+
+    wait_until(told_again, "the client to be told once more")
 
 
 @pytest.mark.usefixtures("pause")
@@ -94,7 +101,7 @@ def test_chunks_behind_which_there_is_more_of_the_prompt_are_told_with_something
     pair.answer(1, (DONE, 5), (DONE, 6))
     assert told(pair) == (2, 0)
     # Chunks of four tokens, and room for three of them in a batch. Only the last one has a row.
-    pair.submit_chunks(1, [(1 + 4 * i, 4, i == 4) for i in range(5)])
+    pair.submit_chunks(1, [(1 + 4 * i, 4, int(i == 4), i < 4) for i in range(5)])
     link_of(world)._told_at = 0.0
     pair.answer(2, *[(DONE, 0)] * 3)
     assert told(pair) == (2, 0), "the client was woken for nothing that it waits for"
@@ -106,7 +113,7 @@ def test_chunks_behind_which_there_is_more_of_the_prompt_are_told_with_something
 def test_chunks_are_told_after_a_pause_where_nothing_else_is(world: World) -> None:
     pair = Generations(world, further=(0, 0))
     pair.answer(1, (DONE, 5), (DONE, 6))
-    pair.submit_chunks(1, [(1 + 4 * i, 4, i == 4) for i in range(5)])
+    pair.submit_chunks(1, [(1 + 4 * i, 4, int(i == 4), i < 4) for i in range(5)])
     pair.answer(2, *[(DONE, 0)] * 3)
 
     def all_told() -> bool:
@@ -117,13 +124,26 @@ def test_chunks_are_told_after_a_pause_where_nothing_else_is(world: World) -> No
 
 
 @pytest.mark.usefixtures("pause")
-@pytest.mark.parametrize(("rows", "batch"), [((1, 0, 0, 0, 1), 2), ((0, 0, 0, 0, 0), 3)])
-def test_chunks_that_somebody_may_wait_for_are_told_at_once(world: World, rows: tuple[int, ...], batch: int) -> None:
-    """One with a row, though more is behind it; and the last one, though it has none."""
+def test_submissions_without_output_are_told_at_once_though_there_are_more(world: World) -> None:
+    """Somebody may wait for each of them."""
     pair = Generations(world, further=(0, 0))
     pair.answer(1, (DONE, 5), (DONE, 6))
-    pair.submit_chunks(1, [(1 + 4 * i, 4, bool(row)) for i, row in enumerate(rows)])
-    for number in range(2, batch + 1):
-        assert told(pair) == (2, 0)
-        pair.answer(number, *[(DONE, 5)] * (3 if number == 2 else 2))
-    assert told(pair) == ({2: 5, 3: 7}[batch], 0)
+    pair.submit_chunks(1, [(1 + 4 * i, 4, 0, False) for i in range(5)])
+    assert told(pair) == (2, 0)
+    pair.answer(2, *[(DONE, 0)] * 3)
+    assert told(pair) == (5, 0)
+
+
+@pytest.mark.usefixtures("pause")
+def test_one_timer_is_enough_for_all_that_is_told_later(world: World) -> None:
+    pair = Generations(world, further=(30, 30))
+    pair.answer(1, (DONE, 5), (DONE, 6))
+    link_of(world)._told_at = time.monotonic() + 100.0
+    before = timers(world)
+    for batch in range(2, 8):
+        pair.answer(batch, (DONE, 5), (DONE, 6))
+    assert timers(world) <= before + 1
+
+
+def timers(world: World) -> int:
+    return sum(timer.pending for _, _, timer in world.daemon.loop._timers)

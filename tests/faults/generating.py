@@ -56,24 +56,14 @@ class Generations:
         client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, descriptors, (STOP,) * stops))
         self.world.turn()
 
-    def submit_chunks(self, session: int, chunks: list[tuple[int, int, bool]]) -> None:
-        """Of one session: where, how many tokens, and whether its last row is wanted."""
-        descriptors, client = [], self.client
-        for position, n, wants_row in chunks:
+    def submit_chunks(self, session: int, chunks: list[tuple[int, int, int, bool]]) -> None:
+        """Of one session: where, how many tokens, how many rows of output, and whether more of the submission follows."""
+        descriptors, client, sampling = [], self.client, SAMPLING.pack(0, 0.0, 1.0, 0)
+        for position, n, rows, more in chunks:
             client.request += 1
             client.tokens += n
-            descriptors.append(
-                StepDescriptor(
-                    client.request,
-                    session,
-                    n,
-                    position,
-                    int(wants_row),
-                    StepFlags.SAMPLED,
-                    SAMPLING.pack(0, 0.0, 1.0, 0),
-                    0,
-                )
-            )
+            flags = StepFlags.SAMPLED | (StepFlags.MORE if more else 0)
+            descriptors.append(StepDescriptor(client.request, session, n, position, rows, flags, sampling, 0))
         client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, descriptors, ()))
         self.world.turn()
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,6 +103,25 @@ def test_tasks_that_wait_for_room_go_in_order_and_full_is_said(cluster: shmsched
                 await session.submit(prompt, position=0, block_timeout=0.001)
             answers = [(await task).tokens.tolist() for task in tasks]
             assert answers == [echoes([i] * 19_000, 1) for i in range(20)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("wanted", [{}, {"output_rows": shmsched.OutputRows.ALL}])
+def test_nobody_goes_before_those_who_wait_for_room(
+    cluster: shmsched.Cluster, run: Run, wanted: dict[str, Any]
+) -> None:
+    """Not in the moment either in which one of them has gone and the next one is not awake yet."""
+
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
+            await session.submit([1])
+            async with client._next_in_line():
+                waiting = asyncio.create_task(session.submit([2]))
+                await asyncio.sleep(0)
+                late = asyncio.create_task(session.submit([3], **wanted))
+            assert (await late).tokens.tolist() == echoes([1, 2, 3], 1)
+            assert (await waiting).tokens.tolist() == echoes([1, 2], 1)
 
     run(main())
 
