@@ -86,8 +86,8 @@ class Channel:
         course: Course | None,
         reply: Reply,
     ) -> bool:
-        """``place`` and ``submit`` for what most steps are: a session's next token, wanted as its last plain step was. They take
-        half the time so.
+        """``place`` and ``submit`` for what most steps are: a session's next token, wanted as its last plain step was. In 440
+        bytecodes, what calls it included, instead of 625.
 
         False, and nothing has happened, where it is anything else, or something lacks. The caller holds the lock.
         """

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from shmsched.daemon.foresight import Foresight
 
 from faults.generating import DONE, Generations
-from fuzz.world import LIMITS, World
+from fuzz.world import World
 from processes.leftovers import wait_until
 
 STEP_S = 0.6
 SHARE = 0.5
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World(replace(LIMITS, streamed_tokens=64))
-    yield world
-    world.everybody_leaves()
-    world.close()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -12,16 +10,8 @@ from shmsched.daemon import client_link, server
 from shmsched.daemon.client_link import ClientLink
 
 from faults.generating import DONE, STOP, Generations
-from fuzz.world import LIMITS, World
+from fuzz.world import World
 from processes.leftovers import wait_until
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World(replace(LIMITS, streamed_tokens=64))
-    yield world
-    world.everybody_leaves()
-    world.close()
 
 
 def told(pair: Generations) -> tuple[int, int]:

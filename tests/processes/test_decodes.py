@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import shmsched
-from shmsched.workers.echo import advance, answer
 
-VOCAB = 1000
+from processes.expected import VOCAB, echoes
+
 MOST = 20
 DEADLINE = 30.0
 
@@ -42,7 +42,7 @@ def decoded(session: shmsched.Session, token: int, **wanted: Any) -> int:
 
 
 def expected(tokens: list[int]) -> int:
-    return answer(advance(0, tokens), VOCAB)
+    return echoes(tokens, 1)[0]
 
 
 @pytest.mark.parametrize("token", [VOCAB, -1, 1.5, True, "a", 10**30, None])
