@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from shmsched.scheduling.lanes import Lane, QueuedStep
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.scheduling.rotation import NEVER, Rotation
+from shmsched.scheduling.rotation import NEVER, NOTHING, Rotation
 
 __all__ = ["QueuedStep", "StepQueues"]
 
@@ -42,7 +42,7 @@ class StepQueues(Generic[S]):
         self._chunk_lanes: dict[Hashable, Lane[S]] = {}  # by session; an empty lane only while it keeps its turn
         self._decode_lanes: dict[Hashable, Lane[S]] = self._chunk_lanes if exclusive_sessions else {}
         self._rotation: Rotation[Lane[S]] = Rotation()  # the lanes that hold chunks, and the vacant ones
-        self._vacant: dict[Lane[S], None] = {}  # lanes without chunks that keep their turn: see remove()
+        self._vacancies = 0  # how many of these: lanes without chunks that keep their turn, see remove()
 
     def __len__(self) -> int:
         return self.queued
@@ -85,6 +85,7 @@ class StepQueues(Generic[S]):
         if step.n_tokens > 1:
             self._queued_chunks += 1
             if lane.n_chunks == 1:
+                self._vacancies -= lane.place >= 0
                 self._rotation.offer(lane, _offer_of(lane))
         elif lane.head is step or not self._exclusive:
             self._ready[rank] = step
@@ -100,14 +101,15 @@ class StepQueues(Generic[S]):
         self.queued += 1
         if step.n_tokens > 1:
             self._queued_chunks += 1
+            self._vacancies -= lane.n_chunks == 1 and lane.place >= 0
             self._rotation.offer(lane, _offer_of(lane))
         self._show_head(lane)
 
     def remove(self, step: S) -> bool:
         """Take one step out, from the middle too. False if it is not queued here.
 
-        A session that loses its last chunk this way keeps its turn until a batch has formed: who submits a chunk in place
-        of one that failed does not go to the back for it. (The recorded traces hold us to this.)
+        A session that loses its last chunk this way keeps its turn until a pass comes to it and finds nothing: who submits a
+        chunk in place of one that failed does not go to the back for it. (The recorded traces hold us to this.)
         """
         if self._alone.get(step.session) is step:
             del self._alone[step.session]
@@ -127,7 +129,7 @@ class StepQueues(Generic[S]):
             self._queued_chunks -= 1
             lane.vacated |= lane.n_chunks == 0 or step.rank == lane.last_chunk
             if lane.n_chunks == 0:
-                self._vacant[lane] = None
+                self._vacancies += 1
         if self._exclusive or step.n_tokens > 1:
             self._show_head(lane)
         if lane.head is None and lane.place < 0:
@@ -144,6 +146,7 @@ class StepQueues(Generic[S]):
             self.queued -= 1
             self._unready(alone)
         for lane in (self._decode_lanes.pop(session, None), self._chunk_lanes.pop(session, None)):
+            was_vacant = lane is not None and lane.place >= 0 and lane.n_chunks == 0
             while lane is not None and lane.head is not None:
                 step = lane.head
                 lane.unlink(step)
@@ -154,8 +157,8 @@ class StepQueues(Generic[S]):
                 else:
                     self._queued_chunks -= 1
             if lane is not None and lane.place >= 0:
+                self._vacancies -= was_vacant
                 self._rotation.leave(lane)
-                self._vacant.pop(lane, None)
         steps.sort(key=attrgetter("rank"))
         return steps
 
@@ -176,11 +179,12 @@ class StepQueues(Generic[S]):
         """
         decodes: list[S] = []
         chunks: list[S] = []
-        last_asked = 0
+        found_vacant: list[Lane[S]] = []
+        asked = 0
         try:
             self._pop_decodes(decodes)
-            if self._queued_chunks:
-                chunks, last_asked = self._select_chunks(self._params.max_batch_size - len(decodes))
+            if self._queued_chunks or self._vacancies:
+                asked = self._select_chunks(self._params.max_batch_size - len(decodes), chunks, found_vacant)
             batch = build(decodes + chunks)
         except BaseException:
             for step in decodes:
@@ -200,16 +204,16 @@ class StepQueues(Generic[S]):
                 del self._decode_lanes[lane.session]
             elif self._exclusive:
                 self._show_head(lane)
-        if self._vacant:
-            self._end_vacancies()
+        for lane in found_vacant:
+            self._end_vacancy(lane)
         for i, step in enumerate(chunks):
             lane = step.lane
             lane.unlink(step)
             if lane.n_chunks:
                 self._rotation.to_back(lane)
-            elif lane.vacated and i >= last_asked:  # the batch was full before this session was asked again
+            elif lane.vacated and i >= asked:  # the batch was full before this session was asked again
                 self._rotation.to_back(lane)
-                self._vacant[lane] = None
+                self._vacancies += 1
             else:
                 self._rotation.leave(lane)
             self._show_head(lane)
@@ -239,29 +243,32 @@ class StepQueues(Generic[S]):
             else:
                 heappop(late)
 
-    def _select_chunks(self, room: int) -> tuple[list[S], int]:
-        """The chunks to go, pass after pass over the sessions, and how many of these were asked for a following one.
-
-        Changes nothing.
+    def _select_chunks(self, room: int, chunks: list[S], found_vacant: list[Lane[S]]) -> int:
+        """The chunks to go, pass after pass over the sessions; the turns that were found to be vacant; and returns how many
+        of the chunks had their session asked for a following one. The first pass ends where the room is spent: who stands
+        further back has not been asked. Changes nothing of the queues.
         """
-        chunks: list[S] = []
         lane = self._rotation.first(room)
         while lane is not None:
             step = lane.head
-            assert step is not None
-            chunks.append(step)
-            room -= step.n_tokens
+            if lane.n_chunks == 0:
+                found_vacant.append(lane)
+            else:
+                assert step is not None
+                chunks.append(step)
+                room -= step.n_tokens
+                if room == 0:
+                    break
             lane = self._rotation.first(room, lane.place + 1)
         # The room only shrinks, so who was passed over once would be again: later passes ask only those that took.
         asked = 0
         while room > 0 and asked < len(chunks):
-            took, asked = chunks[asked:], len(chunks)
-            for step in took:
-                following = step.after
-                if following is not None and 1 < following.n_tokens <= room:
-                    chunks.append(following)
-                    room -= following.n_tokens
-        return chunks, asked
+            following = chunks[asked].after
+            asked += 1
+            if following is not None and 1 < following.n_tokens <= room:
+                chunks.append(following)
+                room -= following.n_tokens
+        return asked
 
     def _lane_for(self, step: S) -> Lane[S]:
         lanes = self._decode_lanes if step.n_tokens == 1 else self._chunk_lanes
@@ -300,18 +307,19 @@ class StepQueues(Generic[S]):
 
     def _sweep_vacancies(self) -> None:
         """Turns kept for sessions that do not come back must not pile up."""
-        if len(self._vacant) > 2 * self.queued + 64:
-            self._end_vacancies()
+        if self._vacancies > 2 * self.queued + 64:
+            while (lane := self._rotation.first(NOTHING)) is not None:
+                self._end_vacancy(lane)
 
-    def _end_vacancies(self) -> None:
-        for lane in self._vacant:
-            if lane.n_chunks == 0:
-                self._rotation.leave(lane)
-                if lane.head is None:
-                    del self._chunk_lanes[lane.session]
-        self._vacant.clear()
+    def _end_vacancy(self, lane: Lane[S]) -> None:
+        self._vacancies -= 1
+        self._rotation.leave(lane)
+        if lane.head is None:
+            del self._chunk_lanes[lane.session]
 
 
 def _offer_of(lane: Lane[S]) -> int:
     head = lane.head
-    return NEVER if head is None or head.n_tokens == 1 else head.n_tokens
+    if head is None or lane.n_chunks == 0:
+        return NOTHING
+    return NEVER if head.n_tokens == 1 else head.n_tokens

@@ -7,6 +7,9 @@ from typing import Generic, TypeVar
 NEVER = 2**63
 """The size that someone offers who has nothing to go now. It fits no room, and the place is kept."""
 
+NOTHING = 0
+"""The size that someone offers who has nothing to go, and leaves once a pass comes to it. It fits any room."""
+
 _FEWEST_PLACES = 16
 
 

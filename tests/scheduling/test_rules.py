@@ -249,7 +249,7 @@ def test_g7_a_drained_session_rejoins_at_the_back() -> None:
     assert batches(scheduler, 2) == [[4, 3], [5]]
 
 
-def test_g7_who_replaces_a_failed_chunk_before_the_next_batch_keeps_its_turn() -> None:
+def test_g7_who_replaces_a_failed_chunk_before_a_pass_comes_to_it_keeps_its_turn() -> None:
     scheduler = scheduler_with(1, 4, P(1, 1, 4), P(2, 2, 4), P(3, 3, 4))
     scheduler.fail(1, "why")
     scheduler.submit(P(4, 1, 4))
@@ -259,6 +259,29 @@ def test_g7_who_replaces_a_failed_chunk_before_the_next_batch_keeps_its_turn() -
     assert ids(scheduler.get_work()) == [2, 3]
     scheduler.submit(P(4, 1, 4))
     assert ids(scheduler.get_work()) == [5, 4]
+
+
+def test_g7_where_the_room_is_spent_before_the_pass_comes_to_a_vacated_turn_it_is_kept_for_another_batch() -> None:
+    chunks = (P(1, 1, 4), P(2, 2, 4), P(3, 3, 4), P(4, 4, 4), P(5, 5, 4))
+    scheduler = scheduler_with(1, 4, *chunks, D(6, 6), D(7, 6))
+    for request_id in (3, 4):
+        scheduler.fail(request_id, "why")
+    assert ids(scheduler.get_work()) == [6, 1, 2]
+    scheduler.submit(P(8, 4, 4))
+    assert ids(scheduler.get_work()) == [7, 8, 5]
+    scheduler = scheduler_with(1, 4, *chunks)
+    scheduler.fail(3, "why")
+    assert ids(scheduler.get_work()) == [1, 2]  # one token of room is left, so the pass goes on to the end
+    scheduler.submit(P(8, 3, 4))
+    assert batches(scheduler, 2) == [[4, 5], [8]]
+
+
+def test_g7_a_session_that_is_dropped_gives_its_vacated_turn_up() -> None:
+    scheduler = scheduler_with(1, 4, P(1, 1, 4), P(2, 2, 4), P(3, 3, 4))
+    scheduler.fail(1, "why")
+    assert scheduler.cancel_session(1) == []
+    scheduler.submit(P(4, 1, 4))
+    assert batches(scheduler, 2) == [[2, 3], [4]]
 
 
 def test_g7_a_chunk_put_back_is_the_last_of_its_session_again() -> None:

@@ -86,6 +86,8 @@ class Model:
         while progress and room > 0:
             progress = False
             for session in list(self.turns):
+                if room == 0:
+                    break  # whoever comes later in this pass keeps its turn, vacant or not
                 if not self.chunks(session):
                     self.end_turn(session)
                     continue

@@ -1,4 +1,4 @@
-"""Recorded traces replay exactly (decode_first.jsonl: one trace a line)."""
+"""Recorded traces replay exactly. One trace a line; those of vacated_turn.jsonl are all of rule G7."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import pytest
 from shmsched.scheduling import Scheduler, SchedulerParams
 from shmsched.steps import Request
 
-TRACES = (Path(__file__).parent / "decode_first.jsonl").read_text().splitlines()
+TRACES = {
+    f"{name}-{i}": line
+    for name in ("decode_first", "vacated_turn")
+    for i, line in enumerate((Path(__file__).parent / f"{name}.jsonl").read_text().splitlines())
+}
 
 
 def replay(scheduler: Scheduler, op: str, args: list[Any]) -> list[Any]:
@@ -35,13 +39,13 @@ def replay(scheduler: Scheduler, op: str, args: list[Any]) -> list[Any]:
     raise AssertionError(op)
 
 
-def test_there_are_60_traces() -> None:
-    assert len(TRACES) == 60
+def test_there_are_65_traces() -> None:
+    assert len(TRACES) == 65
 
 
-@pytest.mark.parametrize("line", TRACES, ids=range(len(TRACES)))
-def test_trace_replays(line: str) -> None:
-    trace = json.loads(line)
+@pytest.mark.parametrize("name", TRACES)
+def test_trace_replays(name: str) -> None:
+    trace = json.loads(TRACES[name])
     scheduler = Scheduler(SchedulerParams(trace["max_decode_sequences"], trace["max_prefill_chunk_size"]))
     for i, (op, *args) in enumerate(trace["ops"]):
         assert replay(scheduler, op, args) == args, f"operation {i}: {op}"
