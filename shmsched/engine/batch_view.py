@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine.lazily import lazily
-from shmsched.engine.sampling import sample
+from shmsched.engine.sampling import fault_of, sample
 from shmsched.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
@@ -68,6 +68,8 @@ class BatchView:
         self.vocab_size = vocab_size
         self.deferred: set[int] = set()
         self.failed: dict[int, str] = {}
+        self.unusable: dict[int, str] = {}
+        """Outputs that were to be sampled from logits of which no token can be drawn, and why."""
         self._n_steps = n_steps
         self._n_outputs = n_outputs
         self._raw_outputs = raw_outputs
@@ -79,7 +81,7 @@ class BatchView:
 
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
-        """What was sampled, for each output; -1 where nothing was."""
+        """What was sampled, for each output; -1 where nothing was, or could be."""
         return self._sampled[0]
 
     @property
@@ -101,7 +103,11 @@ class BatchView:
         return OutputRowViews(self)
 
     def put_logits(self, k0: int, logits: npt.NDArray[np.floating[Any]]) -> None:
-        """Give the logits of outputs ``k0``, ``k0 + 1``, ...: float32 (n, vocab_size). Copied or sampled before this returns."""
+        """Give the logits of outputs ``k0``, ``k0 + 1``, ...: float32 (n, vocab_size). Copied or sampled before this returns.
+
+        Raw logits are handed on as they are. Of a row to be sampled some may be -inf; one that has a NaN or +inf, or nothing over
+        -inf, fails its step.
+        """
         n = len(logits)
         if logits.ndim != 2 or logits.shape[1] != self.vocab_size or not 0 <= k0 <= self._n_outputs - n:
             raise ValueError(
@@ -112,7 +118,8 @@ class BatchView:
             self._scratch.pop(k0 + i, None)
             raw = self._raw_rows[k0 + i]
             if raw is not None:
-                raw[:] = logits[i]
+                with np.errstate(over="ignore"):
+                    raw[:] = logits[i]
         # Runs of sampled rows, so that none is copied for the sake of a raw one beside it.
         edges = np.flatnonzero(np.diff(sampled, prepend=False, append=False)).tolist()
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
@@ -125,7 +132,8 @@ class BatchView:
         ids: Sequence[int] | npt.NDArray[np.integer[Any]],
         logprobs: Sequence[float] | Floats | None = None,
     ) -> None:
-        """Give the sampled tokens of outputs ``k0``, ``k0 + 1``, ..., and their log-probabilities if known."""
+        """Give the sampled tokens of outputs ``k0``, ``k0 + 1``, ..., and their log-probabilities if known: NaN for one that is
+        not. A token outside the vocabulary fails its step."""
         n = len(ids)
         stop = k0 + n
         if not 0 <= k0 <= stop <= self._n_outputs:
@@ -136,10 +144,14 @@ class BatchView:
         if self._scratch:
             for k in [k for k in self._scratch if k0 <= k < stop]:
                 del self._scratch[k]
+        if self.unusable:
+            for k in range(k0, stop):
+                self.unusable.pop(k, None)
         if n != self._n_outputs or not self._take_whole(ids, logprobs):
-            self.token_ids[k0:stop] = ids
+            self.token_ids[k0:stop] = _whole_numbers(ids)
             if logprobs is not None:
-                self.logprobs[k0:stop] = logprobs
+                with np.errstate(over="ignore"):
+                    self.logprobs[k0:stop] = logprobs
         self._given[k0:stop] = _GIVEN * n
 
     def _take_whole(
@@ -186,7 +198,13 @@ class BatchView:
     def _sample(self, outputs: list[int], logits: npt.NDArray[np.floating[Any]]) -> None:
         params = [self.sampling[k] or SamplingParams() for k in outputs]
         positions = self.positions[self.outputs[outputs]]
-        self.token_ids[outputs], self.logprobs[outputs] = sample(logits, params, positions)
+        tokens, logprobs = sample(logits, params, positions)
+        self.token_ids[outputs], self.logprobs[outputs] = tokens, logprobs
+        if self.unusable or tokens.min() < 0:
+            for k, token, row in zip(outputs, tokens, logits, strict=True):
+                self.unusable.pop(k, None)
+                if token < 0:
+                    self.unusable[k] = fault_of(row)
 
     def _row(self, k: int) -> Floats:
         self._given[k] = 1
@@ -196,6 +214,19 @@ class BatchView:
         if k not in self._scratch:
             self._scratch[k] = np.zeros(self.vocab_size, np.float32)
         return self._scratch[k]
+
+
+def _whole_numbers(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Token ids as int64. Raises ValueError for what is no whole number: half a token is not the token below."""
+    try:
+        return np.frombuffer(struct.pack(f"<{len(ids)}q", *ids), np.int64)
+    except struct.error:
+        with np.errstate(invalid="ignore"):
+            given = np.asarray(ids, np.float64)
+            whole = given.astype(np.int64)
+        if not np.array_equal(whole, given):
+            raise ValueError(f"set_tokens: token ids must be whole numbers, not {ids!r}") from None
+        return whole
 
 
 class OutputRowViews:

@@ -290,6 +290,9 @@ class EngineHost:
                 continue
             if k in missing:
                 outcome.fail_step(i, f"the engine gave no result for row {r} of this step")
+            elif k in view.unusable:
+                at = entries[i].position + entries[i].length - entries[i].n_rows + r
+                outcome.fail_step(i, f"row {r} of its logits, for position {at}, has {view.unusable[k]}")
             elif entries[i].sampled:
                 token = int(view.token_ids[k])
                 if not 0 <= token < self._engine.info.vocab_size:
@@ -313,7 +316,8 @@ class EngineHost:
             try:
                 self._engine.rewind(row.slot, row.position)
             except Exception as e:
-                outcome.fail(row, f"cannot rewind from {length} to {row.position}: {type(e).__name__}: {e}")
+                what = f"cannot rewind from {length} to {row.position}: {type(e).__name__}: {e}"
+                outcome.fail(row, f"{what}. If it never can, open another session and prefill again")
                 return False
             self._lengths[row.slot] = row.position
         return True

@@ -23,9 +23,33 @@ over 32 rows of a vocabulary of 262,144."""
 _SAFE = (-40.0, 70.0)
 """Between these tops float32 holds exp of a whole row, and the sum of 262,144 such, without a loss."""
 _LEAST_TEMPERATURE = 1e-30
+"""From here on float32 holds every difference of two logits over the temperature, or an infinity whose exp is the same."""
+NO_TOKEN = -1
+"""In the place of a token, for a row from which none can be drawn."""
 _LEAST_COLUMNS = 4096
 _GROWING = (64, 512, 8192)
 _PART = 512
+
+
+class UnusableLogits(ValueError):
+    """No token can be drawn from a row. The message says why."""
+
+
+def fault_of(row: npt.NDArray[np.floating[Any]]) -> str:
+    """Why no token can be drawn from a row of logits; empty if one can. -inf is a token that is impossible: fine for some."""
+    n = len(row)
+    if len(found := np.flatnonzero(np.isnan(row))):
+        return f"NaN at index {found[0]} of {n}{_and_more(found)}"
+    with np.errstate(over="ignore"):
+        narrow = np.asarray(row, np.float32)
+    if len(found := np.flatnonzero(narrow == np.inf)):
+        value = "+inf" if np.isinf(row[found[0]]) else f"{row[found[0]]:g}, which float32 cannot hold,"
+        return f"{value} at index {found[0]} of {n}{_and_more(found)}"
+    return "" if np.isfinite(narrow).any() else f"-inf at every index of {n}"
+
+
+def _and_more(found: Ints) -> str:
+    return f" and {len(found) - 1} more" if len(found) > 1 else ""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -46,7 +70,7 @@ def sample(
     """One token for each row of ``logits``, shape (n, vocab).
 
     Returns the tokens, int64 (n,), and their log-probabilities under the row's own softmax (temperature 1, nothing cut
-    off), float32 (n,).
+    off), float32 (n,); NO_TOKEN and NaN for a row from which no token can be drawn, of which ``fault_of`` says why.
     """
     n, vocab = logits.shape
     tokens, logprobs = np.empty(n, np.int64), np.empty(n, np.float32)
@@ -70,9 +94,10 @@ def _sample_block(
     each = np.arange(len(block))
     chosen = block.argmax(axis=1)
     tops = np.asarray(block[each, chosen], np.float32)
+    # A NaN counts as the largest, so what is wrong with a row shows in its top: no pass over the row for this.
+    usable = np.isfinite(tops)
     for i, p in enumerate(params):
-        # Where one logit is infinite it is certain; where none is a number there is nothing to draw from.
-        if p.temperature > 0.0 and np.isfinite(tops[i]):
+        if p.temperature > 0.0 and usable[i]:
             row = np.asarray(block[i], np.float32)
             chosen[i] = _draw(row, tops[i], p, uniform(p.seed or 0, int(positions[i])), room[i])
     if step == 1 and _SAFE[0] < tops[0] < _SAFE[1]:
@@ -83,17 +108,23 @@ def _sample_block(
     else:
         np.subtract(block, tops[:, None], out=room, dtype=np.float32)
         np.exp(room, out=room)
-    return chosen, np.asarray(block[each, chosen] - tops - np.log(room.sum(axis=1)), np.float32)
+    logprobs = np.asarray(block[each, chosen] - tops - np.log(room.sum(axis=1)), np.float32)
+    if not usable.all():
+        chosen[~usable], logprobs[~usable] = NO_TOKEN, np.nan
+    return chosen, logprobs
 
 
 def candidates(row: npt.NDArray[np.floating[Any]], params: SamplingParams) -> tuple[Ints, Floats]:
     """The tokens that ``params`` leaves of a row of logits, ascending, and their weights, which need not add up to 1.
 
-    The temperature must be over 0 and the largest logit finite.
+    The temperature must be over 0. Raises UnusableLogits where no token can be drawn.
     """
-    row = np.asarray(row, np.float32)
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        tokens, weights = _left(row, row.max(), params, np.empty_like(row))
+        given, row = row, np.asarray(row, np.float32)
+        top = row.max()
+        if not np.isfinite(top):
+            raise UnusableLogits(fault_of(given))
+        tokens, weights = _left(row, top, params, np.empty_like(row))
     return np.arange(len(row)) if tokens is None else tokens, weights
 
 
@@ -106,15 +137,12 @@ def _draw(row: Floats, top: np.float32, params: SamplingParams, u: float, room: 
 
 def _left(row: Floats, top: np.float32, params: SamplingParams, room: Floats) -> tuple[Ints | None, Floats]:
     """What ``params`` leaves of ``row``: tokens, ascending (None: all of them), and their weights, which may lie in ``room``."""
-    inverse = np.float32(1.0 / max(params.temperature, _LEAST_TEMPERATURE))
     if 0 < params.top_k < len(row):
         tokens = _largest(row, params.top_k)
-        weights = np.exp((row[tokens] - top) * inverse)
+        weights = _weights(row[tokens], top, params.temperature, np.empty(len(tokens), np.float32))
         total = float(weights.sum(dtype=np.float64))
     else:
-        np.subtract(row, top, out=room)
-        np.multiply(room, inverse, out=room)
-        weights = np.exp(room, out=room)
+        weights = _weights(row, top, params.temperature, room)
         if params.top_p == 1.0:
             return None, weights
         total = float(weights.sum())
@@ -126,6 +154,16 @@ def _left(row: Floats, top: np.float32, params: SamplingParams, room: Floats) ->
         kept = np.sort(order[: int(np.searchsorted(mass, params.top_p * total)) + 1])
         tokens, weights = tokens[kept], weights[kept]
     return tokens, weights
+
+
+def _weights(row: Floats, top: np.float32, temperature: float, room: Floats) -> Floats:
+    """exp((row - top) / temperature), in ``room``."""
+    if temperature >= _LEAST_TEMPERATURE:
+        np.subtract(row, top, out=room)
+        np.multiply(room, np.float32(1.0 / temperature), out=room)
+    else:
+        room[:] = (row.astype(np.float64) - float(top)) / temperature
+    return np.exp(room, out=room)
 
 
 def _largest(row: Floats, k: int) -> Ints:

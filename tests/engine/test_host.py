@@ -191,7 +191,8 @@ def test_an_engine_that_cannot_rewind_fails_the_step_that_does(start: Start) -> 
     scheduler.run(Step(0, 0, [1, 2]))
     statuses, _, messages = scheduler.run(Step(0, 1, [3]))
     assert statuses == [FAILED]
-    assert messages == ["cannot rewind from 2 to 1: Unsupported: Forward cannot rewind a session"]
+    (message,) = messages
+    assert message.startswith("cannot rewind from 2 to 1: Unsupported: Forward cannot rewind a session")
     assert scheduler.run(Step(0, 2, [3]))[:2] == ([DONE], [last(1, 2, 3)])
 
 

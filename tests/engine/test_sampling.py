@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.engine.sampling import sample, uniform
+from shmsched.engine.sampling import NO_TOKEN, UnusableLogits, candidates, fault_of, sample, uniform
 from shmsched.params import SamplingParams
 
 Floats = npt.NDArray[np.float64]
@@ -198,8 +200,6 @@ def log_probabilities_are_right(logits: npt.NDArray[np.float32]) -> None:
         ([-INF, -INF, 5.0, -INF], {2}),
         ([3e38, -3e38, 0.0, 1.0], {0}),
         ([1e-40, 0.0, -1e-40, 0.0], {0, 1, 2, 3}),
-        ([0.0, INF, 1.0, 2.0], {1}),
-        ([-INF, -INF, -INF, -INF], {0}),
         ([-3e38, -3e38, -3e38, -3e38], {0, 1, 2, 3}),
     ],
     ids=str,
@@ -212,15 +212,83 @@ def test_extreme_logits(row: list[float], possible: set[int], params: SamplingPa
     before = logits.copy()
     ids, logprobs = sample(logits, [params] * 40, np.arange(40))
     assert set(ids.tolist()) <= possible
-    if max(row) not in (INF, -INF):
-        assert np.isfinite(logprobs).all()
+    assert np.isfinite(logprobs).all()
     np.testing.assert_array_equal(logits, before)
 
 
-def test_a_row_that_is_no_number_gives_a_token_of_the_vocabulary() -> None:
-    ids, logprobs = sample(np.full((1, 5), np.nan, np.float32), [SamplingParams(1.0, 0.5, 3)], np.array([0]))
-    assert 0 <= ids[0] < 5
-    assert np.isnan(logprobs[0])
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-38, 1e-31, 1.0, 1e6])
+@pytest.mark.parametrize(
+    "row",
+    [
+        [3e38, -3e38, 2.9e38, -INF],
+        [3e38, 3e38, -INF, -INF],
+        [-3e38, -3.2e38, -3.4e38, -INF],
+        [1e-31, 0.0, -1e-31, 1e-38],
+        [0.0, -1e-45, -3e-45, -INF],
+        [5.0, 4.0, -3e38, 3e38],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+@pytest.mark.filterwarnings("error")
+def test_what_extreme_rows_and_temperatures_leave_is_right(
+    row: list[float], temperature: float, cut: dict[str, Any]
+) -> None:
+    """By the textbook, in double precision, where no difference overflows and no temperature vanishes."""
+    logits = np.array(row, np.float32)
+    params = SamplingParams(float(np.float32(temperature)), seed=0, **cut)
+    rows = np.tile(logits, (60, 1))
+    ids, logprobs = sample(rows, [params] * 60, np.arange(60))
+    wide = logits.astype(np.float64)
+    softmax = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
+    np.testing.assert_allclose(logprobs, softmax[ids], rtol=1e-6, atol=1e-6)
+    if not temperature:
+        assert set(ids.tolist()) == {int(wide.argmax())}
+        return
+    tokens, weights = candidates(logits, params)
+    left = np.zeros(len(row))
+    left[tokens] = weights / weights.sum()
+    np.testing.assert_allclose(left, exact(wide.tolist(), params), atol=1e-6)
+    assert set(ids.tolist()) <= set(np.flatnonzero(left).tolist())
+
+
+UNUSABLE = [
+    ([0.0, np.nan, 1.0], "NaN at index 1 of 3"),
+    ([np.nan, np.nan, INF], "NaN at index 0 of 3 and 1 more"),
+    ([0.0, 3e38, INF], "+inf at index 2 of 3"),
+    ([-INF, INF, INF], "+inf at index 1 of 3 and 1 more"),
+    ([-INF, -INF, -INF], "-inf at every index of 3"),
+]
+
+
+@pytest.mark.parametrize(("row", "fault"), UNUSABLE, ids=str)
+@pytest.mark.parametrize("width", [3, 140_000])
+@pytest.mark.filterwarnings("error")
+def test_a_row_from_which_nothing_can_be_drawn_gives_no_token_and_its_neighbours_theirs(
+    row: list[float], fault: str, width: int
+) -> None:
+    rows = np.full((4, width), -INF, np.float32)
+    rows[:, :3] = [0.0, 2.0, 1.0]
+    rows[2, :3] = row
+    params = [SamplingParams(), SamplingParams(0.5, 0.9, 2, seed=3), SamplingParams(1.0, seed=4), SamplingParams()]
+    for turned in (params, params[::-1]):
+        ids, logprobs = sample(rows, turned, np.arange(4))
+        assert ids[2] == NO_TOKEN
+        assert np.isnan(logprobs[2])
+        good = [0, 1, 3]
+        alone = sample(rows[good], [turned[i] for i in good], np.array(good))
+        assert (ids[good].tolist(), logprobs[good].tolist()) == (alone[0].tolist(), alone[1].tolist())
+    assert fault_of(rows[2]) == fault.replace("of 3", f"of {width}")
+    with pytest.raises(UnusableLogits, match=re.escape(fault_of(rows[2]))):
+        candidates(rows[2], params[1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_logit_beyond_float32_is_no_number_here_and_one_below_it_is_a_mask() -> None:
+    rows = np.array([[0.0, 1e300], [-1e300, 0.0]])
+    assert sample(rows, [SamplingParams()] * 2, np.arange(2))[0].tolist() == [NO_TOKEN, 1]
+    assert fault_of(rows[0]) == "1e+300, which float32 cannot hold, at index 1 of 2"
+    assert fault_of(rows[1]) == ""
 
 
 def test_uniform_is_uniform_and_seeds_do_not_repeat_one_another() -> None:

@@ -180,3 +180,52 @@ class Flat(Engine):
     def forward(self, batch: BatchView) -> None:
         for k, output in enumerate(batch.outputs.tolist()):
             batch.rows[k][:] = np.sin(np.arange(40, dtype=np.float32) * (int(batch.tokens[output]) + 1))
+
+
+class Spoiled(Engine):
+    """After token t comes (t + 1) % 30. The tokens from 30 on stand for logits that are out of the ordinary, and so does ``sick``."""
+
+    NAN, INF, NOTHING, MASKED, HUGE = range(30, 35)
+    MASKED_GIVES, HUGE_GIVES = 5, 9
+
+    def __init__(self, *, put: bool = False, sick: int = NAN, step_us: float = 0.0, model: str = "spoiled") -> None:
+        self.info = EngineInfo(model=model, vocab_size=40, max_sessions=16, max_session_tokens=1000, stop_tokens=(39,))
+        self._put = put
+        self._sick = sick
+        self._step_s = step_us / 1e6
+
+    def rewind(self, slot: int, length: int) -> None:
+        """It keeps nothing."""
+
+    @classmethod
+    def logits(cls, token: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        row = np.arange(40, dtype=np.float32) / 100
+        if token < 30:
+            row[(token + 1) % 30] = 50.0
+        elif token == cls.NAN:
+            row[3] = np.nan
+        elif token == cls.INF:
+            row[[7, 8]] = np.inf
+        elif token == cls.NOTHING:
+            row[:] = -np.inf
+        elif token == cls.MASKED:
+            row[:], row[cls.MASKED_GIVES] = -np.inf, -1000.0
+        elif token == cls.HUGE:
+            row[:], row[cls.HUGE_GIVES] = -3e38, 3e38
+        return row
+
+    def forward(self, batch: BatchView) -> None:
+        time.sleep(self._step_s)
+        tokens = batch.tokens[batch.outputs].tolist()
+        rows = [self.logits(self.NAN if token == self._sick else token) for token in tokens]
+        if self._put and rows:
+            batch.put_logits(0, np.stack(rows))
+        else:
+            for k, row in enumerate(rows):
+                batch.rows[k][:] = row
+
+
+class SpoiledForGood(Spoiled):
+    """It cannot rewind."""
+
+    rewind = Engine.rewind

@@ -119,8 +119,13 @@ class LlamaCpp(Engine):
                 rows = logits[run]
                 if self._logprobs or not all(map(_is_greedy, batch.sampling[first : first + len(rows)])):
                     batch.put_logits(first, rows)
+                    continue
+                tokens = rows.argmax(axis=1)
+                if np.isfinite(rows[np.arange(len(rows)), tokens]).all():
+                    batch.set_tokens(first, tokens)
                 else:
-                    batch.set_tokens(first, rows.argmax(axis=1))
+                    # A NaN counts as the largest: what cannot be sampled from is left for the batch to name.
+                    batch.put_logits(first, rows)
 
 
 def _is_greedy(sampling: SamplingParams | None) -> bool:

@@ -44,11 +44,14 @@ class Course:
         unfed: int | None = None,
         before: TokenArray | None = None,
         gate: TextGate | None = None,
+        session_id: int = 0,
     ) -> None:
         """prompt: what is fed first, at ``position``; it begins with ``unfed`` if the session has one.
 
         most: how many tokens to sample. before: what the session holds up to ``position``, if it is known.
+        session_id: for errors.
         """
+        self.session_id = session_id
         self.sampling = sampling
         self.stop_tokens = frozenset(stop_tokens)
         self.gate = gate

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from shmsched.client.generation.distribution import draw, probabilities
 from shmsched.client.generation.effects import Await, Plan, Submit, TokenArray
-from shmsched.engine.sampling import uniform
-from shmsched.errors import InvalidRequest, StepError, Unsupported
+from shmsched.engine.sampling import UnusableLogits, uniform
+from shmsched.errors import InvalidRequest, StepError, StepFailed, Unsupported
 from shmsched.params import GREEDY, SamplingParams
 from shmsched.steps import Tokens
 
@@ -94,7 +94,12 @@ class EngineDraft:
             return (yield from self._draft([int(t) for t in tokens], n, sampling))
         except StepError as error:
             self.error = error
-            return Draft([])
+        except UnusableLogits as e:
+            self.error = StepFailed(
+                f"a step of session {self.session.session_id}, which drafts, failed: row 0 of its logits, for position"
+                f" {len(self._fed) - 1}, has {e}"
+            )
+        return Draft([])
 
     def _draft(self, tokens: list[int], n: int, sampling: SamplingParams) -> Plan[Draft]:
         start = _common(self._fed, tokens[:-1])

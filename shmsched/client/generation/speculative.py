@@ -6,6 +6,8 @@ from shmsched.client.generation.course import Course
 from shmsched.client.generation.distribution import verify
 from shmsched.client.generation.drafting import Draft, Drafter, EngineDraft
 from shmsched.client.generation.effects import Plan, Submit
+from shmsched.engine.sampling import UnusableLogits
+from shmsched.errors import StepFailed
 from shmsched.params import OutputRows
 from shmsched.steps import Response
 
@@ -53,7 +55,11 @@ def _agreed(course: Course, draft: Draft, response: Response) -> list[int]:
     if response.logits is not None:
         assert draft.distributions is not None
         rows = response.logits.data
-        return verify(rows, draft.tokens, draft.distributions, course.sampling, course.last_position)
+        try:
+            return verify(rows, draft.tokens, draft.distributions, course.sampling, course.last_position)
+        except UnusableLogits as e:
+            at = f"the step at position {course.position} of session {course.session_id}"
+            raise StepFailed(f"{at} failed: {e}") from e
     own: list[int] = response.tokens.tolist()
     n = 0
     while n < len(draft.tokens) and own[n] == draft.tokens[n]:

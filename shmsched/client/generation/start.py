@@ -81,6 +81,7 @@ def start(
         unfed=unfed,
         before=history,
         gate=TextGate(TextStream(session.model.tokenizer.decode, context.tolist()), stop) if stop else None,
+        session_id=session.session_id,
     )
 
     def plan(course: Course) -> Plan[None]:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import Continue, Next, Plan, Submit
-from shmsched.engine.sampling import sample
-from shmsched.errors import InvalidRequest
+from shmsched.engine.sampling import NO_TOKEN, fault_of, sample
+from shmsched.errors import InvalidRequest, StepFailed
 
 LogitsProcessor = Callable[[Sequence[int], npt.NDArray[np.float32]], npt.NDArray[np.floating[Any]]]
 """``processor(tokens, row) -> row``: what the next token is sampled from.
@@ -68,8 +68,13 @@ def _sample(course: Course, processor: LogitsProcessor, row: npt.NDArray[np.floa
         )
     tokens, _ = sample(processed[np.newaxis], [course.sampling], np.array([course.last_position]))
     token = int(tokens[0])
-    if not processed[token] > -np.inf:
-        raise InvalidRequest(
-            f"the logits processor left no token to sample after {len(course.sampled)} tokens: its row has no number over -inf"
+    if token != NO_TOKEN:
+        return token
+    if fault := fault_of(row):
+        raise StepFailed(
+            f"the step at position {course.position} of session {course.session_id} failed: row 0 of its logits, for position"
+            f" {course.last_position}, has {fault}, and the logits processor left it so"
         )
-    return token
+    raise InvalidRequest(
+        f"the logits processor left no token to sample after {len(course.sampled)} tokens: its row has {fault_of(processed)}"
+    )
