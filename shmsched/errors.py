@@ -93,7 +93,11 @@ class SharedMemoryError(ShmschedError):
 
 
 class SystemLimit(ShmschedError):
-    """The system allows this process too little of something: descriptors."""
+    """The system allows a process too little of something: descriptors, address space, the size of a file, processes and threads."""
+
+
+class SharedMemoryLimit(SharedMemoryError, SystemLimit):
+    """Shared memory could not be made, passed on or mapped because of what the system allows a process."""
 
 
 class DaemonRunning(ShmschedError):
@@ -134,6 +138,8 @@ class ErrorCode(IntEnum):
     SHARED_MEMORY = 13
     CANCELLED = 14
     DEADLINE_EXCEEDED = 15
+    SYSTEM_LIMIT = 16
+    SHARED_MEMORY_LIMIT = 17
 
     @classmethod
     def of(cls, error: ShmschedError) -> ErrorCode:
@@ -156,6 +162,8 @@ _ERRORS: dict[ErrorCode, type[ShmschedError]] = {
     ErrorCode.PROTOCOL: ProtocolError,
     ErrorCode.SHARED_MEMORY: SharedMemoryError,
     ErrorCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    ErrorCode.SYSTEM_LIMIT: SystemLimit,
+    ErrorCode.SHARED_MEMORY_LIMIT: SharedMemoryLimit,
 }
 
 

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple, Protocol
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore
-from shmsched.errors import ProtocolError, SchedulerDied, SchedulerStopped, ShmschedError, error_of
+from shmsched.errors import (
+    ProtocolError,
+    SchedulerDied,
+    SchedulerStopped,
+    SharedMemoryError,
+    ShmschedError,
+    error_of,
+)
 from shmsched.memory.layouts import ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
@@ -78,10 +85,7 @@ class ClientState:
             case frames.Model():
                 self.models = with_model(self.models, message)
             case frames.Arena(size):
-                segment = Segment(self._link.descriptor(), size)
-                segment.close_descriptor()
-                if self.arena is not None and not self.arena.done():
-                    self.arena.set_result(segment)
+                self._arena_came(size)
             case frames.ArenaRefused(code, text):
                 if self.arena is not None:
                     _fail(self.arena, error_of(code, text))
@@ -91,6 +95,18 @@ class ClientState:
                 raise error_of(code, text)
             case _:
                 raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
+
+    def _arena_came(self, size: int) -> None:
+        try:
+            segment = Segment(self._link.descriptor(), size)
+        except SharedMemoryError as e:
+            # The step that wanted it fails, and the next one asks again: everything else goes on.
+            if self.arena is not None:
+                _fail(self.arena, e)
+            return
+        segment.close_descriptor()
+        if self.arena is not None and not self.arena.done():
+            self.arena.set_result(segment)
 
     def _session_opened(self, message: frames.SessionOpened, make_session: MakeSession) -> None:
         with self.channel.lock:

@@ -28,11 +28,10 @@ TOKEN, TOKENS, LOGITS = int(RecordKind.TOKEN), int(RecordKind.TOKENS), int(Recor
 OPEN = SessionState.OPEN
 _n_results = attrgetter("wanted.n_results")
 MOST_KNOWN = 1024
-"""Kinds of decodes that are remembered of a client, for a size of vocabulary. One that gives each session a seed has as many as
-sessions."""
+"""Kinds of decodes that are remembered of a client, for a size of vocabulary: with a seed for each session, as many as these."""
 PAUSE_S = 2e-3
-"""A client that gets nothing but tokens of generations which go on, or parts of prompts, is told of them no more often: with an engine
-that costs nothing it gets an eighth more tokens than with 1 ms, and no more still with 4."""
+"""A client that gets nothing but tokens of generations which go on, or parts of prompts, is told no more often: with an engine that
+costs nothing it gets an eighth more tokens than with 1 ms, and no more still with 4."""
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
 
@@ -57,6 +56,7 @@ class ClientLink:
         self.sessions: dict[int, Session] = {}
         self.arena: Segment | None = None
         self.arena_requested = False
+        self.arenas_given = 0
         self.models_told: set[str] = set()
         self.closed = False
         self.outstanding = 0

@@ -14,11 +14,14 @@ from shmsched.daemon.loop import EventLoop
 from shmsched.daemon.memory_budget import MemoryBudget
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.sessions import Sessions
-from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError
+from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
 from shmsched.memory.layouts import ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
 from shmsched.wire.peer import Peer
+
+MOST_ARENAS = 256
+"""How often a client may be given its arena: once, and again when it had no descriptor or address space for it."""
 
 
 class Clients:
@@ -43,12 +46,15 @@ class Clients:
         threading.Thread(target=self._allocate_all, name="shmsched-allocate", daemon=True).start()
 
     def welcome(self, peer: Peer, number: int) -> ClientLink:
-        """Give a new client its segment, and tell it of the models. Raises SharedMemoryError with the sizes."""
+        """Give a new client its segment, and tell it of the models.
+
+        Raises SharedMemoryError with the sizes, SystemLimit if there is no descriptor to pass it on.
+        """
         limits = self._config.client
         layout = ClientLayout(
             limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results, limits.streamed_tokens
         )
-        segment = self._make_segment(layout.size, f"client pid {peer.pid}")
+        segment = self._make_segment(layout.size, f"client {peer.name}")
         link = ClientLink(number, peer, segment, layout, limits, self._has_news)
         self.links[number] = link
         tell_models(self._engines(), [link])
@@ -56,8 +62,13 @@ class Clients:
         welcome = frames.Welcome(
             number, os.getpid(), layout.ring_tokens, layout.records, layout.results, layout.stream, arena
         )
-        link.tell(welcome, segment.fd)
-        segment.close_descriptor()
+        try:
+            link.tell(welcome, segment.fd)
+        except SystemLimit:
+            self.gone(link)
+            raise
+        finally:
+            segment.close_descriptor()
         return link
 
     def gone(self, link: ClientLink) -> None:
@@ -75,22 +86,27 @@ class Clients:
 
     def open_arena(self, link: ClientLink, size: int) -> None:
         """Make the client's arena, off the loop: reserving a gigabyte takes a third of a second."""
+        if link.arena is not None and link.arenas_given < MOST_ARENAS:
+            # It could not map the one that it was given, and asks again.
+            self._give_arena(link, link.arena)
+            return
         if link.arena_requested or not 0 < size <= link.limits.arena_bytes:
             raise ProtocolError(f"an arena of {size} bytes; one of at most {link.limits.arena_bytes} is allowed")
         link.arena_requested = True
-        what = f"the logits arena of client pid {link.peer.pid}"
+        what = f"the logits arena of client {link.peer.name}"
         try:
             self.budget.reserve(size, what)
         except SharedMemoryError as e:
-            self._arena_refused(link, 0, str(e))
+            self._arena_refused(link, 0, e)
             return
 
         def allocate() -> None:
             try:
-                arena = Segment.create(size, what)
-            except SharedMemoryError as e:
-                message = str(e)
-                self._loop.post(lambda: self._arena_refused(link, size, message))
+                arena = Segment.create(size, what, mapped=False)
+            except Exception as e:
+                # Whatever it was, the next client's arena is made by this thread too.
+                error = e if isinstance(e, ShmschedError) else SharedMemoryError(f"{what} could not be made: {e!r}")
+                self._loop.post(lambda: self._arena_refused(link, size, error))
             else:
                 self._loop.post(lambda: self._arena_made(link, arena))
 
@@ -113,10 +129,24 @@ class Clients:
             self.budget.release(arena.size)
             arena.close_descriptor()
             return
-        link.arena = arena
-        link.tell(frames.Arena(arena.size), arena.fd)
+        if self._give_arena(link, arena):
+            link.arena = arena
+        else:
+            self.budget.release(arena.size)
+            arena.close_descriptor()
+            link.arena_requested = False
 
-    def _arena_refused(self, link: ClientLink, reserved: int, message: str) -> None:
+    def _give_arena(self, link: ClientLink, arena: Segment) -> bool:
+        try:
+            link.tell(frames.Arena(arena.size), arena.fd)
+        except SystemLimit as e:
+            message = f"the logits arena of client {link.peer.name} is not passed on: {e}"
+            link.tell(frames.ArenaRefused(ErrorCode.SHARED_MEMORY_LIMIT, message))
+            return False
+        link.arenas_given += 1
+        return True
+
+    def _arena_refused(self, link: ClientLink, reserved: int, error: ShmschedError) -> None:
         self.budget.release(reserved)
         link.arena_requested = False
-        link.tell(frames.ArenaRefused(ErrorCode.SHARED_MEMORY, message))
+        link.tell(frames.ArenaRefused(ErrorCode.of(error), str(error)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer
 from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
+from shmsched.limits import lacking
 from shmsched.saying import say, say_trace
 from shmsched.wire import frames
 from shmsched.wire.credentials import refuse_other_users
@@ -17,7 +19,10 @@ from shmsched.wire.peer import Peer
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
+REFUSE_AFTER_S = 1.0
+"""How long those who connect wait for a descriptor before they are told that there is none."""
 _READS = 256
+_REFUSALS = 16
 STALL_S = 1.0
 """How long a peer may have more waiting for it than its bound."""
 
@@ -64,6 +69,10 @@ class Connections:
         self._silent: dict[Connection, None] = {}
         """Those that have not said hello yet, the oldest first."""
         self._told_of_pause = False
+        self._paused_at = 0.0
+        """Since when there has been no descriptor for those who connect; 0 where there is."""
+        self._spare = _spare_descriptor()
+        """Given up for a moment to tell somebody that there is no other one."""
         loop.watch(listener.sock.fileno(), READ, self._accept)
 
     def __len__(self) -> int:
@@ -128,6 +137,8 @@ class Connections:
 
     def close(self) -> None:
         self._loop.unwatch(self._listener.sock.fileno())
+        if self._spare >= 0:
+            os.close(self._spare)
         for connection in list(self._all):
             self.drop(connection, "the scheduler has ended")
 
@@ -142,6 +153,7 @@ class Connections:
             if sock is None:
                 return
             self._told_of_pause = False
+            self._paused_at = 0.0
             peer = Peer(sock)
             connection = Connection(peer)
             peer.on_pending = partial(self._pending.add, connection)
@@ -170,9 +182,38 @@ class Connections:
                 f"shmsched: cannot accept connections for now: {cause.strerror}; {len(self._all)} are open. `ulimit -n` says how"
                 " many descriptors there may be"
             )
-        fd = self._listener.sock.fileno()
+        fd, now = self._listener.sock.fileno(), time.monotonic()
+        if not self._paused_at:
+            self._paused_at = now
+        elif now >= self._paused_at + REFUSE_AFTER_S:
+            self._refuse_waiting(cause)
         self._loop.unwatch(fd)
-        self._loop.call_at(time.monotonic() + ACCEPT_PAUSE_S, lambda: self._loop.watch(fd, READ, self._accept))
+        self._loop.call_at(now + ACCEPT_PAUSE_S, lambda: self._loop.watch(fd, READ, self._accept))
+
+    def _refuse_waiting(self, cause: OSError) -> None:
+        """Tell those in the backlog why they are not heard."""
+        message = f"the scheduler has no descriptor for another connection; {len(self._all)} are open. {lacking(cause)}"
+        for _ in range(_REFUSALS):
+            if self._spare < 0:
+                self._spare = _spare_descriptor()
+                if self._spare < 0:
+                    return
+            os.close(self._spare)
+            self._spare = -1
+            try:
+                sock = self._listener.accept()
+            except OSError:
+                return
+            if sock is None:
+                break
+            peer = Peer(sock)
+            peer.send(frames.Refused(ErrorCode.SYSTEM_LIMIT, message))
+            try:
+                peer.flush()
+            except OSError:
+                pass
+            peer.close()
+        self._spare = _spare_descriptor()
 
     def _expect_hello(self, connection: Connection) -> None:
         if connection.handler is None:
@@ -268,6 +309,13 @@ class Connections:
     def _set_events(self, connection: Connection) -> None:
         events = (0 if connection.paused else READ) | (WRITE if connection.writing else 0)
         self._loop.change(connection.peer.sock.fileno(), events)
+
+
+def _spare_descriptor() -> int:
+    try:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def _checked(message: Any) -> frames.Hello:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shmsched.daemon.batch_in_flight import BatchInFlight, BatchSummary
 from shmsched.daemon.batch_slot import Answers
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
+from shmsched.daemon.engine_arenas import EngineArenas
 from shmsched.daemon.foresight import LONG_STEP_S, Foresight
 from shmsched.daemon.linger import Linger
 from shmsched.daemon.loop import Timer
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 RECENT_BATCHES = 256
 # Plain numbers: to compare one with a member of an enum takes several times as long.
-DONE, DEFERRED = int(StepStatus.DONE), int(StepStatus.DEFERRED)
+DONE, DEFERRED, NO_ARENA = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.NO_ARENA)
 
 
 class EngineState(Enum):
@@ -88,7 +89,7 @@ class EngineLink:
         self._slots = SessionSlots(offer.max_sessions)
         self.heard_at = 0.0
         """When it last said something that it owed. What else it says does not make it any less stuck."""
-        self._arenas: set[ClientLink] = set()
+        self._arenas = EngineArenas(peer)
         self._buried = False
 
     # --- sessions -------------------------------------------------------------------------------------------------------
@@ -130,10 +131,8 @@ class EngineLink:
 
     def forget_client(self, client: ClientLink) -> None:
         """No later batch names the client. The frame reaches the engine after the last one that does."""
-        if client in self._arenas:
-            self._arenas.discard(client)
-            if self.state is not EngineState.DEAD:
-                self.peer.send(frames.DetachArena(client.number))
+        if self._arenas.forget(client) and self.state is not EngineState.DEAD:
+            self.peer.send(frames.DetachArena(client.number))
 
     @property
     def batch(self) -> BatchInFlight | None:
@@ -166,7 +165,7 @@ class EngineLink:
             return
         batch = self.in_hand.give(steps, now)
         if not batch.plain:
-            self._attach_arenas(steps)
+            self._arenas.give(steps)
         daemon.settling.ledger.dispatch(steps)
         self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
 
@@ -212,15 +211,6 @@ class EngineLink:
             daemon.settling.ledger.dispatch(self.in_hand.go_on(begun, now))
         daemon.queue_all(self, [step for step in queued if step is not None], now)
 
-    def _attach_arenas(self, steps: list[Step]) -> None:
-        """The engine gets the arena of each client that a step wants raw logits for, before the first batch that names it."""
-        arenas = self._arenas
-        for step in steps:
-            client = step.session.client
-            if client not in arenas and client.arena is not None and step.raw_rows:
-                arenas.add(client)
-                self.peer.send(frames.AttachArena(client.number, client.arena.size), client.arena.fd)
-
     @property
     def silent_since(self) -> float | None:
         """Since when the engine owes an answer and has said nothing: a batch's, or an opening's. None if it owes none."""
@@ -243,7 +233,7 @@ class EngineLink:
             answers, all_done = self.in_hand.read(batch, message.messages)
         except ValueError as e:
             self._lose_batch(
-                batch, f"engine {self.offer.spec} (pid {self.peer.pid}) gave results that do not fit: {e}", daemon
+                batch, f"engine {self.offer.spec} ({self.peer.name}) gave results that do not fit: {e}", daemon
             )
             return
         if not all_done or not self._all_done(batch, answers, daemon):
@@ -284,6 +274,8 @@ class EngineLink:
                     step.session.client.return_rows(step)
             elif status == DEFERRED:
                 deferred.append(step)
+            elif status == NO_ARENA:
+                self._has_no_arena(step, next(messages), daemon)
             else:
                 self._fail_step(step, next(messages), daemon)
             followers.append(follower)
@@ -303,7 +295,7 @@ class EngineLink:
         """The engine raised: the batch's steps fail and its sessions are lost."""
         batch = self._end_batch(message.batch)
         if batch is not None:
-            self._lose_batch(batch, f"engine {self.offer.spec} (pid {self.peer.pid}) raised {message.message}", daemon)
+            self._lose_batch(batch, f"engine {self.offer.spec} ({self.peer.name}) raised {message.message}", daemon)
 
     def _end_batch(self, number: int) -> BatchInFlight | None:
         if (batch := self.in_hand.take_back(number)) is None:
@@ -326,12 +318,17 @@ class EngineLink:
         # Of what was given ahead some may not count any more, and was run all the same.
         self.linger.batch_ended(now, seconds, max(n_tokens, batch.size), came, self.queues.queued_chunks > 0)
 
-    def _fail_step(self, step: Step, message: str, daemon: Daemon) -> None:
+    def _fail_step(self, step: Step, message: str, daemon: Daemon, code: ErrorCode = ErrorCode.STEP_FAILED) -> None:
         if step.state is StepState.IN_FLIGHT:
             session = step.session
             words = f"engine {self.offer.spec} failed the step at position {step.position} of session {session.client_id}: {message}"
-            daemon.settling.fail_from(session, step.number, step.position, ErrorCode.STEP_FAILED, words)
+            daemon.settling.fail_from(session, step.number, step.position, code, words)
         step.session.client.return_rows(step)
+
+    def _has_no_arena(self, step: Step, message: str, daemon: Daemon) -> None:
+        """The step's rows lie where the engine cannot write."""
+        why = self._arenas.lacks(step.session.client, message)
+        self._fail_step(step, why, daemon, ErrorCode.SHARED_MEMORY_LIMIT)
 
     def _requeue(self, deferred: list[Step], nothing_ran: bool, daemon: Daemon) -> None:
         """Deferred steps go back to the front, the last one first, so that they keep their order."""

@@ -14,9 +14,10 @@ from shmsched.daemon.connections import Connection, Connections
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import READ
 from shmsched.daemon.models import tell_models
+from shmsched.daemon.pidfds import pidfd_of
 from shmsched.daemon.supervisor import Supervisor, Worker
 from shmsched.engine.contract import EngineInfo
-from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError
+from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Engines:
         )
         worker = self._supervisor.worker_of(connection.peer.pid)
         # First of all: if the process is gone already, nothing has been made yet that would have to go.
-        pidfd = _pidfd(connection.peer.pid) if worker is None else -1
+        pidfd = pidfd_of(connection.peer.pid, "engine's") if worker is None else -1
         try:
             link = EngineLink(
                 self._daemon.next_number(), connection.peer, offer, limits, config.linger_share, config.ahead_share
@@ -75,19 +76,25 @@ class Engines:
             if pidfd >= 0:
                 os.close(pidfd)
             raise
+        attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, BATCH_SLOTS)
+        try:
+            connection.peer.send(attached, link.segment.fd)
+        except SystemLimit:
+            link.buried()
+            if pidfd >= 0:
+                os.close(pidfd)
+            raise
+        link.segment.close_descriptor()
         link.hang_up = lambda: self._connections.drop(connection, "the scheduler let the engine go")
         link.read = lambda: self._connections.read_all(connection)
         link.read_and_hang_up = lambda why: self._connections.read_and_drop(connection, why)
-        if worker is None:
+        if worker is not None:
+            self._supervisor.attached(worker, link)
+        elif pidfd >= 0:
             # See the end of an engine that is not our child, also where a child of its own holds its socket open.
             link.pidfd = pidfd
             self._daemon.loop.watch(pidfd, READ, lambda _: self._process_ended(link))
-        else:
-            self._supervisor.attached(worker, link)
         self.links[link.number] = link
-        attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, BATCH_SLOTS)
-        connection.peer.send(attached, link.segment.fd)
-        link.segment.close_descriptor()
         return link
 
     def ready(self, link: EngineLink) -> None:
@@ -102,9 +109,7 @@ class Engines:
         if worker is not None:
             self._supervisor.is_ready(worker)
         else:
-            self._daemon.log(
-                f"engine {link.offer.spec} (pid {link.peer.pid}) is attached, for model {link.offer.model!r}"
-            )
+            self._daemon.log(f"engine {link.offer.spec} ({link.peer.name}) is attached, for model {link.offer.model!r}")
         self._changed()
 
     def failed_to_start(self, pid: int, reason: str) -> None:
@@ -117,22 +122,22 @@ class Engines:
 
     def faulty(self, link: EngineLink, reason: str) -> None:
         """It has written where it must not. Nothing of it counts, and it is not started again: it would do the same."""
-        message = f"engine {link.offer.spec} (pid {link.peer.pid}) is marked down: {reason}"
+        message = f"engine {link.offer.spec} ({link.peer.name}) is marked down: {reason}"
         self._daemon.log(message)
         link.abandon(ErrorCode.ENGINE_ERROR, message, self._daemon)
         self._changed()
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
             self._supervisor.give_up(worker, message)
-        elif link.pidfd >= 0:
-            signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
+        else:
+            _end_process(link)
 
     def is_silent(self, link: EngineLink, since: float) -> None:
         """It has owed an answer for a good part of the step time-out: whoever waits may read in the log for whom."""
         link.read()
         if link.silent_since == since:
             self._daemon.log(
-                f"engine {link.offer.spec} (pid {link.peer.pid}) has been silent for {time.monotonic() - since:.3g} s;"
+                f"engine {link.offer.spec} ({link.peer.name}) has been silent for {time.monotonic() - since:.3g} s;"
                 f" it has not {_owed(link)}; {_waiting(link)}. After {self._daemon.config.step_timeout_s:g} s it is killed"
             )
 
@@ -144,9 +149,7 @@ class Engines:
         if since is None or time.monotonic() < since + limit:
             link.watchdog.watch(self._daemon)
             return
-        message = (
-            f"engine {link.offer.spec} (pid {link.peer.pid}) has not {_owed(link)} within {limit:g} s; it is killed"
-        )
+        message = f"engine {link.offer.spec} ({link.peer.name}) has not {_owed(link)} within {limit:g} s; it is killed"
         self._daemon.log(f"{message}; {_waiting(link)}")
         link.abandon(ErrorCode.ENGINE_TIMEOUT, message, self._daemon)
         self._changed()
@@ -154,15 +157,15 @@ class Engines:
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
             self._supervisor.kill(worker)
-        elif link.pidfd >= 0:
-            signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
+        else:
+            _end_process(link)
 
     def lost(self, link: EngineLink, why: str) -> None:
         """Its connection is gone: whatever its process still does, it gets no more work and its answers count no more."""
         ending = self._daemon.ending
         if link.state is not EngineState.DEAD:
             holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
-            message = f"engine {link.offer.spec} (pid {link.peer.pid}) ended{holding}: {why}"
+            message = f"engine {link.offer.spec} ({link.peer.name}) ended{holding}: {why}"
             if not ending and not self._said_why(link):
                 self._daemon.log(message)
             link.abandon(ErrorCode.SCHEDULER_STOPPED if ending else ErrorCode.ENGINE_DIED, message, self._daemon)
@@ -195,7 +198,7 @@ class Engines:
         link.read()
         if link.number in self.links and link.state is not EngineState.DEAD:
             # Whoever still holds its socket may hold its memory too: rows in flight return with the end of the connection.
-            message = f"engine {link.offer.spec} (pid {link.peer.pid}) ended; a child of its keeps its connection open"
+            message = f"engine {link.offer.spec} ({link.peer.name}) ended; a child of its keeps its connection open"
             self._daemon.log(message)
             link.abandon(ErrorCode.ENGINE_DIED, message, self._daemon)
             self._changed()
@@ -211,11 +214,14 @@ class Engines:
         tell_models(self.links.values(), self._clients())
 
 
-def _pidfd(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except OSError as e:
-        raise ProtocolError(f"cannot watch the engine's process {pid}: {e.strerror}") from e
+def _end_process(link: EngineLink) -> None:
+    """End an engine that is not our child."""
+    if link.pidfd >= 0:
+        signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
+    else:
+        # Of another PID namespace. It ends as it reads the end of the stream, should it ever read again; until then it may write
+        # into its rows, which return with the end of its side of the connection.
+        link.peer.end_sending()
 
 
 def _owed(link: EngineLink) -> str:
@@ -228,7 +234,7 @@ def _owed(link: EngineLink) -> str:
 def _waiting(link: EngineLink) -> str:
     """The sessions that an engine keeps waiting, by the daemon's numbers, as in ``status``; a few of many."""
     sessions = link.opening if link.batch is None else [step.session for step in link.batch.steps]
-    named = [f"{session.number} (client pid {session.client.peer.pid})" for session in dict.fromkeys(sessions)]
+    named = [f"{session.number} (client {session.client.peer.name})" for session in dict.fromkeys(sessions)]
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     return f"waiting: {', '.join(f'session {name}' for name in named[:MOST_NAMED]) or 'nobody any more'}{more}"
 

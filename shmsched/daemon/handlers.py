@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shmsched.daemon.connections import Connection
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.loop import READ
+from shmsched.daemon.pidfds import pidfd_of
 from shmsched.daemon.status import status_document
 from shmsched.errors import ProtocolError
 from shmsched.wire import frames
@@ -25,18 +26,17 @@ class ClientHandler:
         self._daemon = daemon
         self._connection = connection
         # A child that inherited the socket by fork keeps it open, and would hide the end of file of a client that died.
-        try:
-            self._pidfd = os.pidfd_open(connection.peer.pid)
-        except OSError as e:
-            raise ProtocolError(f"cannot watch the client's process {connection.peer.pid}: {e.strerror}") from e
+        self._pidfd = pidfd_of(connection.peer.pid, "client's")
         try:
             self._link = daemon.clients.welcome(connection.peer, daemon.next_number())
         except BaseException:
-            os.close(self._pidfd)
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
             raise
-        daemon.loop.watch(
-            self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
-        )
+        if self._pidfd >= 0:
+            daemon.loop.watch(
+                self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
+            )
 
     def handle(self, message: Any) -> None:
         daemon, link = self._daemon, self._link
@@ -65,9 +65,10 @@ class ClientHandler:
         peer = self._link.peer
         if peer.overfull:
             seconds = time.monotonic() - peer.behind_since if peer.behind_since else 0.0
-            self._daemon.log(f"client pid {peer.pid} is disconnected after {seconds:.1f} s behind: {why}")
-        self._daemon.loop.unwatch(self._pidfd)
-        os.close(self._pidfd)
+            self._daemon.log(f"client {peer.name} is disconnected after {seconds:.1f} s behind: {why}")
+        if self._pidfd >= 0:
+            self._daemon.loop.unwatch(self._pidfd)
+            os.close(self._pidfd)
         self._daemon.overload.gone(self._connection)
         self._daemon.clients.gone(self._link)
         self._daemon.hear_later.discard(self._link)

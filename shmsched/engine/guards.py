@@ -29,9 +29,10 @@ class Guards:
         row_size = vocab_size * LOGIT_SIZE
         steps = STEP.iter_unpack(batch.packed)
         for i, (_, _, length, _, output_rows, sampled, _, client, offset) in enumerate(steps):
-            if sampled or not output_rows:
+            arena = arenas.get(client)
+            if sampled or not output_rows or arena is None:
                 continue
-            arena, before = arenas[client], offset - GUARD
+            before = offset - GUARD
             behind = offset + row_size * (length if output_rows == ALL_ROWS else output_rows)
             arena[before:offset] = arena[behind : behind + GUARD] = WORDS
             self._places.append((i, arena, before, behind))

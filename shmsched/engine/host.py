@@ -27,6 +27,7 @@ from shmsched.errors import (
     EngineStartError,
     ErrorCode,
     ProtocolError,
+    SharedMemoryError,
     Unsupported,
     error_of,
 )
@@ -75,6 +76,8 @@ class EngineHost:
         self._spec = spec
         self._slots: list[BatchSlot] = []
         self._arenas: dict[int, mmap.mmap] = {}
+        self._unmapped: dict[int, str] = {}
+        """Clients whose arena could not be mapped, and why: what they want in it cannot be run, and the others' can."""
         self._lengths: dict[int, int] = {}
         self._answered: tuple[int, bytes] = (0, b"")
         """The last batch, if each of its steps was done, and the tokens sampled in it: what a batch that follows it goes on with."""
@@ -127,7 +130,11 @@ class EngineHost:
                 if isinstance(message, frames.Attached):
                     limits = Limits(message.max_decode_sequences, message.max_prefill_chunk_size)
                     layout = BatchSlotLayout(limits.max_batch_size)
-                    segment = Segment(self._link.descriptor(), layout.size * message.slots)
+                    try:
+                        segment = Segment(self._link.descriptor(), layout.size * message.slots)
+                    except SharedMemoryError as e:
+                        self._link.send(frames.StartFailed(str(e)))
+                        raise EngineStartError(f"engine {self._spec} did not start: {e}") from e
                     segment.close_descriptor()
                     view = memoryview(segment.buffer)
                     self._slots = [
@@ -160,13 +167,25 @@ class EngineHost:
                 if self._lengths.pop(slot, None) is not None:
                     self._close(slot)
             case frames.AttachArena(client, size):
-                segment = Segment(self._link.descriptor(), size)
-                segment.close_descriptor()
-                self._arenas[client] = segment.buffer
+                self._attach_arena(client, size)
             case frames.DetachArena(client):
                 self._arenas.pop(client, None)
+                self._unmapped.pop(client, None)
             case _:
                 raise ProtocolError(f"an engine got a {type(message).__name__} frame")
+
+    def _attach_arena(self, client: int, size: int) -> None:
+        self._unmapped.pop(client, None)
+        if not size:
+            self._unmapped[client] = "the scheduler could not pass on the client's arena"
+            return
+        try:
+            segment = Segment(self._link.descriptor(), size)
+        except SharedMemoryError as e:
+            self._unmapped[client] = f"it cannot map the client's arena of {size:,} bytes: {e}"
+        else:
+            segment.close_descriptor()
+            self._arenas[client] = segment.buffer
 
     def _open(
         self, slot: int, session: int, length: int, make: Callable[[], None]
@@ -203,7 +222,9 @@ class EngineHost:
         guards: Guards | None = None
         vocab_size = self._engine.info.vocab_size
         try:
-            view = StraightView.of(batch, self._lengths, self._arenas, vocab_size)
+            view = None
+            if not self._unmapped:
+                view = StraightView.of(batch, self._lengths, self._arenas, vocab_size)
             if view is None or view.wants_raw:
                 guards = Guards(batch, self._arenas, vocab_size)
             results = self._run_passes(batch) if view is None else self._run_straight(view, batch)
@@ -241,9 +262,24 @@ class EngineHost:
     def _run_passes(self, batch: Pulled) -> Results:
         entries = batch.entries()
         outcome = BatchOutcome(entries)
-        for rows in passes(entries):
+        left_out = self._fail_unmapped(entries, outcome) if self._unmapped else ()
+        for rows in passes(entries, left_out):
             self._run_pass(rows, entries, batch.tokens, outcome)
         return outcome.results()
+
+    def _fail_unmapped(self, entries: list[StepEntry], outcome: BatchOutcome) -> set[int]:
+        """Fail the steps whose rows lie where the host cannot write, and what comes after each in its session."""
+        ended: dict[int, str] = {}
+        failed = set()
+        for i, entry in enumerate(entries):
+            why = ended.get(entry.slot)
+            if why is None and entry.n_rows and not entry.sampled:
+                why = self._unmapped.get(entry.client)
+            if why is not None:
+                ended[entry.slot] = why
+                outcome.fail_step(i, why, StepStatus.NO_ARENA)
+                failed.add(i)
+        return failed
 
     def _run_pass(
         self, rows: list[Row], entries: list[StepEntry], tokens: npt.NDArray[np.int32], outcome: BatchOutcome

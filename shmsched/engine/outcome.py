@@ -36,15 +36,15 @@ class BatchOutcome:
         for i in row.steps:
             self.fail_step(i, message)
 
-    def fail_step(self, i: int, message: str) -> None:
-        self.statuses[i] = StepStatus.FAILED
+    def fail_step(self, i: int, message: str, status: StepStatus = StepStatus.FAILED) -> None:
+        self.statuses[i] = status
         self.messages[i] = message
 
     def like(self, row: Row, before: Row) -> None:
         """``row`` meets the fate of an earlier row of its session."""
         for i in row.steps:
             self.statuses[i] = self.statuses[before.steps[0]]
-            if self.statuses[i] == StepStatus.FAILED:
+            if before.steps[0] in self.messages:
                 self.messages[i] = self.messages[before.steps[0]]
 
     def set_token(self, i: int, r: int, token: int, logprob: float) -> None:

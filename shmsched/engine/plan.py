@@ -6,6 +6,7 @@ One that does not (it rewinds) has to wait until the rows before it have run, so
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,11 +31,13 @@ class Row:
         return self.position + self.length
 
 
-def passes(entries: list[StepEntry]) -> list[list[Row]]:
-    """The rows of each forward pass, in the order in which sessions first appear."""
+def passes(entries: list[StepEntry], left_out: Container[int] = ()) -> list[list[Row]]:
+    """The rows of each forward pass, in the order in which sessions first appear. ``left_out``: steps that are not run."""
     plan: list[list[Row]] = []
     latest: dict[int, tuple[int, Row]] = {}
     for i, entry in enumerate(entries):
+        if i in left_out:
+            continue
         at, row = latest.get(entry.slot, (-1, None))
         if row is None or row.end != entry.position:
             at, row = at + 1, Row(entry.slot, entry.position)

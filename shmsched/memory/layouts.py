@@ -137,6 +137,8 @@ class StepStatus(IntEnum):
     DONE = 1
     DEFERRED = 2
     FAILED = 3
+    NO_ARENA = 5
+    """It wants raw logits, and the host could not map the arena of its client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,11 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
+def name_of(pid: int) -> str:
+    """How messages name a process. The kernel gives 0 for one that this PID namespace does not see."""
+    return f"pid {pid}" if pid > 0 else "in another PID namespace"
+
+
 def refuse_other_users(uid: int) -> None:
     """Raises ProtocolError if the peer runs as another user."""
     if uid != os.geteuid():

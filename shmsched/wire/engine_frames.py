@@ -141,7 +141,10 @@ class CloseSlot(NamedTuple):
 
 @frame(67)
 class AttachArena(NamedTuple):
-    """Carries the descriptor of a client's arena; comes before the first batch that names the client."""
+    """Carries the descriptor of a client's arena; comes before the first batch that names the client.
+
+    With a size of 0 it carries none: the scheduler could not pass it on.
+    """
 
     client: U64
     size: U64

@@ -14,9 +14,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, ShmschedError, SystemLimit
+from shmsched.errors import (
+    ProtocolError,
+    SchedulerDied,
+    SchedulerUnreachable,
+    SharedMemoryLimit,
+    ShmschedError,
+    SystemLimit,
+)
+from shmsched.limits import is_shortage, lacking
 from shmsched.wire.codec import pack, unpack
-from shmsched.wire.credentials import credentials, refuse_other_users
+from shmsched.wire.credentials import credentials, name_of, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
 from shmsched.wire.framing import FrameSplitter, framed
 from shmsched.wire.listener import check_path_length, default_socket
@@ -30,6 +38,7 @@ _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000))
 _CLOSE_ON_EXEC_AND_NOW = _CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 _DONTWAIT, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
 _MAX_DESCRIPTORS = 64
+_LOST = -1
 _ANCILLARY = socket.CMSG_SPACE(8 * 4)
 
 
@@ -41,8 +50,8 @@ class Link:
 
     def __init__(self, connection: Connection) -> None:
         # One owner for the descriptor: two would close it twice, the second time perhaps somebody else's.
-        self._sock = socket.socket(fileno=os.dup(connection.fileno()))
-        connection.close()
+        with connection:
+            self._sock = socket.socket(fileno=os.dup(connection.fileno()))
         self._splitter = FrameSplitter()
         self._send_lock = threading.Lock()
         self._outbound = bytearray()
@@ -52,8 +61,7 @@ class Link:
         self.on_outbound: Callable[[], None] | None = None
         """If set, ``send`` leaves everything to ``flush`` and calls this when there is something to flush."""
         self._descriptors: list[int] = []
-        self._lost_descriptors = False
-        """The kernel had to drop some that came."""
+        """Those that came, in order, each with a frame of its own; _LOST for one that the kernel had to drop."""
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._closed = False
@@ -172,7 +180,7 @@ class Link:
         return True
 
     def _gone(self, cause: OSError) -> SchedulerDied:
-        return SchedulerDied(f"the connection to the scheduler (pid {self.peer_pid}) is gone: {cause}")
+        return SchedulerDied(f"the connection to the scheduler ({name_of(self.peer_pid)}) is gone: {cause}")
 
     def _flush(self) -> None:
         """Send what waits, at the scheduler's pace, until nothing does."""
@@ -225,19 +233,24 @@ class Link:
                 fds = array.array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
                 self._descriptors.extend(fds)
-        self._lost_descriptors |= bool(came & _TRUNCATED)
+        if came & _TRUNCATED:
+            # A read ends with the frame that carries a descriptor: it is the one of this read that was lost.
+            self._descriptors.append(_LOST)
         if len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ProtocolError(f"{len(self._descriptors)} descriptors came that no frame asked for")
 
     def descriptor(self) -> int:
-        """The descriptor that rode on the frame at hand. The caller owns it now. Raises ProtocolError if there is none."""
-        if not self._descriptors and self._lost_descriptors:
-            raise SystemLimit(
-                "no descriptor was left for the shared memory that the scheduler sent. Close some, or raise the limit (`ulimit -n`)"
-            )
+        """The descriptor that rode on the frame at hand. The caller owns it now.
+
+        Raises ProtocolError if there is none, SharedMemoryLimit if this process may have no further one.
+        """
         if not self._descriptors:
             raise ProtocolError("a frame came without the descriptor that belongs to it")
-        return self._descriptors.pop(0)
+        fd = self._descriptors.pop(0)
+        if fd == _LOST:
+            why = lacking(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            raise SharedMemoryLimit(f"no descriptor is left for the shared memory that the scheduler sent: {why}")
+        return fd
 
     def shutdown(self) -> None:
         """End the stream both ways: a ``receive`` that waits in another thread returns None."""
@@ -262,17 +275,15 @@ class Link:
             return
         self._closed = True
         for fd in self._descriptors:
-            os.close(fd)
+            if fd != _LOST:
+                os.close(fd)
         self._descriptors.clear()
         self._sock.close()
 
 
 def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:
-    if cause.errno in (errno.EMFILE, errno.ENFILE):
-        return SystemLimit(
-            f"no descriptor is left for a connection to the daemon at {os.fspath(path)}: {cause.strerror}."
-            " Close some, or raise the limit (`ulimit -n`)"
-        )
+    if cause.errno != errno.EAGAIN and is_shortage(cause):
+        return SystemLimit(f"no connection to the daemon at {os.fspath(path)} can be made: {lacking(cause)}")
     if cause.errno == errno.ENOENT and not Path(path).exists():
         return SchedulerUnreachable(
             f"no daemon at {os.fspath(path)}: there is no such socket. `shmsched up` starts one{_there(path)}"

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from shmsched.errors import SystemLimit
+from shmsched.limits import lacking
 from shmsched.wire.codec import pack_framed, unpack
-from shmsched.wire.credentials import credentials
+from shmsched.wire.credentials import credentials, name_of
 from shmsched.wire.framing import FrameSplitter
 
 READ_SIZE = 1 << 16
@@ -25,6 +27,7 @@ class Peer:
         sock.setblocking(False)
         self.sock = sock
         self.pid, self.uid, _ = credentials(sock)
+        self.name = name_of(self.pid)
         self._splitter = FrameSplitter()
         self._outbound: deque[tuple[bytes, int]] = deque()
         self.max_outbound = max_outbound
@@ -51,18 +54,43 @@ class Peer:
         return list(map(unpack, self._splitter.feed(data)))
 
     def send(self, message: Any, fd: int = -1) -> None:
-        """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own."""
+        """Queue a frame; ``flush`` writes it. A descriptor is duplicated, so the caller may close its own.
+
+        Raises SystemLimit, and has sent nothing, if there is no descriptor for the duplicate and the socket does not take the
+        frame at once.
+        """
         data = pack_framed(message)
         was_empty = not self._outbound
-        try:
-            self._outbound.append((data, -1 if fd < 0 else os.dup(fd)))
-        except OSError as e:
-            # Without its descriptor the frame means nothing: this connection ends at its next flush, and no other. Not the
-            # error itself: its traceback would keep what the callers hold, a client's memory among it.
-            self._broken = OSError(e.errno, e.strerror)
+        if fd < 0:
+            self._outbound.append((data, fd))
+        else:
+            try:
+                self._outbound.append((data, os.dup(fd)))
+            except OSError as e:
+                self._send_at_once(data, fd, e)
+                return
         self.outbound_bytes += len(data)
         # Past its bound no writable socket may ever come: the next flush has to see it.
         if was_empty or self.outbound_bytes > self.max_outbound or self._broken is not None:
+            self.on_pending()
+
+    def _send_at_once(self, data: bytes, fd: int, cause: OSError) -> None:
+        """A descriptor that is sent needs no duplicate."""
+        try:
+            sent = self._send_with(data, fd) if self.flush() else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError as e:
+            # Whoever flushes next is told. Not the error itself: its traceback would keep what the callers hold, a client's
+            # memory among it.
+            self._broken = OSError(e.errno, e.strerror)
+            self.on_pending()
+            return
+        if not sent:
+            raise SystemLimit(f"shared memory cannot be passed on for now: {lacking(cause)}")
+        if sent < len(data):
+            self._outbound.append((data[sent:], -1))
+            self.outbound_bytes += len(data) - sent
             self.on_pending()
 
     @property
@@ -113,6 +141,14 @@ class Peer:
     def _send_with(self, data: bytes, fd: int) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
         return self.sock.sendmsg([data], ancillary)
+
+    def end_sending(self) -> None:
+        """The peer reads what it was sent, and then the end of the stream."""
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            # It is gone.
+            pass
 
     def close(self) -> None:
         for _, fd in self._outbound:
