@@ -23,9 +23,10 @@ def say(line: str, to: TextIO | None = None) -> None:
         pass
 
 
-def say_trace() -> None:
-    """Write the trace of the exception at hand to standard error. Raises nothing."""
-    say(traceback.format_exc().rstrip())
+def say_trace(fault: BaseException | None = None) -> None:
+    """Write the trace of ``fault``, or of the exception at hand, to standard error. Raises nothing."""
+    fault = fault or sys.exception()
+    say("".join(traceback.format_exception(fault)).rstrip())
 
 
 def _write_to_nowhere(stream: TextIO) -> None:

@@ -6,10 +6,11 @@ import math
 
 from shmsched.daemon.batch_slot import WANTED
 from shmsched.daemon.state import Generation, Session, SessionState, Step, Wanted
-from shmsched.errors import ErrorCode, InvalidRequest
+from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError
 from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT_SIZE, SAMPLING
 from shmsched.memory.segment import Segment
 from shmsched.params import OutputRows, SamplingParams
+from shmsched.wire import frames
 from shmsched.wire.frames import MAX_STOP_TOKENS, StepDescriptor, StepFlags
 
 # Plain numbers: a member of an enum takes several times as long to fetch and to compare.
@@ -121,3 +122,22 @@ def _check_sampling(sampling: bytes) -> None:
         SamplingParams(temperature, top_p, top_k, seed)
     except InvalidRequest as e:
         raise _invalid(str(e)) from None
+
+
+def highest_of(tokens: bytes) -> int:
+    """The highest of the tokens; a negative one is higher than any other."""
+    if len(tokens) == 4:
+        return int.from_bytes(tokens, "little")
+    return max(memoryview(tokens).cast("I"), default=0)
+
+
+def results_of(message: frames.Submit) -> int:
+    sampled = [d for d in message.steps if d.flags & SAMPLED]
+    return sum([d.n_tokens if d.output_rows > 1 else d.output_rows for d in sampled])
+
+
+def not_announced(message: frames.Submit, read: int) -> ProtocolError:
+    n_tokens = sum([d.n_tokens for d in message.steps])
+    return ProtocolError(
+        f"the token ring is written up to {message.tokens_written}, but {n_tokens} tokens are announced from {read}"
+    )

@@ -1,4 +1,4 @@
-"""The batch that an engine runs, what it goes on with after it, and what is remembered of it."""
+"""The batch that an engine runs, and what it goes on with after it."""
 
 from __future__ import annotations
 
@@ -70,14 +70,3 @@ class Following(NamedTuple):
         if len(steps) < len(self.after):
             batch.places = places
         return batch
-
-
-class BatchSummary(NamedTuple):
-    """What ``status`` tells of a batch that ended."""
-
-    number: int
-    decodes: int
-    prefill_chunks: int
-    tokens: int
-    seconds: float
-    ended: float

@@ -34,11 +34,14 @@ class BatchesInHand:
         self.given = self.given_ahead = 0
         """How many batches so far, and how many of these while another one ran."""
 
-    def give(self, steps: list[Step], now: float) -> BatchInFlight:
-        """The steps are the engine's batch from here on; it has none."""
-        self.given = number = self.given + 1
-        self.running = batch = BatchInFlight(number, steps, now)
+    def give(self, now: float, steps: list[Step]) -> BatchInFlight | None:
+        """The steps, if there are any, are the engine's batch from here on; it has none. If this raises, they are not."""
+        if not steps:
+            return None
+        number = self.given + 1
+        batch = BatchInFlight(number, steps, now)
         batch.lengths = self._slot(number).write(number, steps)
+        self.given, self.running = number, batch
         return batch
 
     def give_ahead(self, batch: BatchInFlight) -> int | None:
@@ -85,6 +88,11 @@ class BatchesInHand:
             return None
         self.running = None
         return batch
+
+    def put_back(self, batch: BatchInFlight) -> None:
+        """What the engine has answered could not be settled to the end."""
+        if self.running is None:
+            self.running = batch
 
     def read(self, batch: BatchInFlight, messages: Sequence[str]) -> tuple[Answers, bool]:
         """The answers to the steps, and whether all that the engine was given was done. Raises ValueError if they do not fit."""

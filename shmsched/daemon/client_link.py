@@ -8,13 +8,14 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from shmsched.daemon.admission import SAMPLED, Rejected, admit
+from shmsched.daemon.admission import Rejected, admit, highest_of, not_announced, results_of
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step, Wanted
 from shmsched.errors import ErrorCode, ProtocolError
 from shmsched.memory.layouts import RECORD, RESULT, STREAMED, ClientLayout, RecordKind
 from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
+from shmsched.saying import say_trace
 from shmsched.scheduling import StepState
 from shmsched.wire import frames
 from shmsched.wire.peer import Peer
@@ -29,9 +30,6 @@ OPEN = SessionState.OPEN
 _n_results = attrgetter("wanted.n_results")
 MOST_KNOWN = 1024
 """Kinds of decodes that are remembered of a client, for a size of vocabulary: with a seed for each session, as many as these."""
-PAUSE_S = 2e-3
-"""A client that gets nothing but tokens of generations which go on, or parts of prompts, is told no more often: with an engine that
-costs nothing it gets an eighth more tokens than with 1 ms, and no more still with 4."""
 LONGEST_MESSAGE = 1000
 """Characters of what an engine says that each of its steps' clients is told."""
 
@@ -50,6 +48,8 @@ class ClientLink:
     ) -> None:
         """``has_news``: called when there is something for ``tell_completions`` to announce."""
         self._has_news = has_news
+        self.blame: Callable[[Exception], None] = say_trace
+        """Ends the client's connection at the end of this turn, for a fault of ours in what is done for it alone."""
         self.number = number
         self.peer = peer
         self.limits = limits
@@ -101,7 +101,7 @@ class ClientLink:
                 self.outstanding_results += sum(map(_n_results, steps))
                 daemon.take_in(engine, steps, now)
         if n_admitted != n_tokens:
-            raise _not_announced(message, start)
+            raise not_announced(message, start)
         if n_stop_tokens != len(message.stop_tokens):
             raise ProtocolError(f"{len(message.stop_tokens)} stop tokens came, which is not what the steps announce")
         if ring.read - self._told.tokens_read >= self._enough_tokens:
@@ -119,7 +119,7 @@ class ClientLink:
         """
         sessions, numbers, last = self.sessions, daemon.numbers, self._last_request
         known: dict[bytes, Wanted] = {}
-        highest, available = _highest(tokens), len(tokens)
+        highest, available = highest_of(tokens), len(tokens)
         engine: EngineLink | None = None
         steps: list[Step] = []
         room = at = stops = 0
@@ -133,7 +133,7 @@ class ClientLink:
             last = request
             end = at + 4 * n_tokens
             if end > available:
-                raise _not_announced(message, message.tokens_written - available // 4)
+                raise not_announced(message, message.tokens_written - available // 4)
             session = sessions.get(session_id)
             if session is not None:
                 if session.engine is not engine:
@@ -194,13 +194,13 @@ class ClientLink:
     def _check_room(self, message: frames.Submit, n_tokens: int) -> None:
         n_steps, capacity = len(message.steps), self._results.capacity
         if not 0 <= n_tokens <= self._ring.capacity:
-            raise _not_announced(message, self._ring.read)
+            raise not_announced(message, self._ring.read)
         unread_records, unread_results = self._unread(message.records_read, message.results_read)
         if self.outstanding + unread_records + n_steps > self._records.capacity:
             raise ProtocolError(f"more than {self._records.capacity} steps are outstanding")
         n_results = self.outstanding_results + unread_results
         # A step has no more results than tokens, or one. Counting what they really are takes long, and is hardly ever needed.
-        if n_results + n_steps + n_tokens > capacity and n_results + _results_of(message) > capacity:
+        if n_results + n_steps + n_tokens > capacity and n_results + results_of(message) > capacity:
             raise ProtocolError(f"more than {capacity} sampled tokens are outstanding")
 
     def _unread(self, records_read: int, results_read: int) -> tuple[int, int]:
@@ -310,23 +310,37 @@ class ClientLink:
         # One that waited for room in the stream needs it no more. A client that never reads could pile them up.
         self._unstreamed.pop(step, None)
 
+    @property
+    def last_told(self) -> frames.Completions:
+        """The last announcement."""
+        return self._told
+
+    @property
+    def has_unannounced(self) -> bool:
+        """Something was written for the client that it was not told of."""
+        told = self._told
+        return not self.closed and (
+            self._records.written != told.records_written or self._stream.written != told.stream_written
+        )
+
     def drop_memory(self) -> None:
         """The client is gone. Whatever still refers to this link must not keep the client's memory mapped."""
         self.arena = None
         self._unstreamed.clear()
         del self._ring, self._records, self._results, self._stream
 
-    def can_hear_later(self, now: float) -> bool:
+    def can_hear_later(self, now: float, pause_s: float) -> bool:
         """Whether all that it would be told of is that parts of submissions have run; or a few tokens of generations that go on
-        anyway, and it was told something just now.
+        anyway, and it was told something less than ``pause_s`` ago.
 
-        Each time that it is told takes 50 us of it and the daemon: of engines that take less than a step of ``PAUSE_S`` it hears
+        Each time that it is told takes 50 us of it and the daemon: of engines that take less than a step of that it hears
         several at once; and whoever waits for the answers of the same batch is told before.
         """
+        if self.closed:
+            return False
         streamed = self._stream.written != self._told.stream_written
         return (
-            (now - self._told_at < PAUSE_S if streamed else self._records.written != self._told.records_written)
-            and not self.closed
+            (now - self._told_at < pause_s if streamed else self._records.written != self._told.records_written)
             and not self._awaited
             and self._stream.written - self._told.stream_written <= self._stream.capacity // 4
             and self._ring.read - self._told.tokens_read < self._enough_tokens
@@ -378,22 +392,3 @@ class ClientLink:
         """No engine writes into the rows of a step that ended without an answer: they are the client's again."""
         if step.raw_rows:
             self.tell(frames.Returned((step.request,)))
-
-
-def _highest(tokens: bytes) -> int:
-    """The highest of the tokens; a negative one is higher than any other."""
-    if len(tokens) == 4:
-        return int.from_bytes(tokens, "little")
-    return max(memoryview(tokens).cast("I"), default=0)
-
-
-def _results_of(message: frames.Submit) -> int:
-    sampled = [d for d in message.steps if d.flags & SAMPLED]
-    return sum([d.n_tokens if d.output_rows > 1 else d.output_rows for d in sampled])
-
-
-def _not_announced(message: frames.Submit, read: int) -> ProtocolError:
-    n_tokens = sum([d.n_tokens for d in message.steps])
-    return ProtocolError(
-        f"the token ring is written up to {message.tokens_written}, but {n_tokens} tokens are announced from {read}"
-    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer
+from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer, contained
 from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
 from shmsched.limits import lacking
 from shmsched.saying import say, say_trace
@@ -73,6 +73,8 @@ class Connections:
         """Since when there has been no descriptor for those who connect; 0 where there is."""
         self._spare = _spare_descriptor()
         """Given up for a moment to tell somebody that there is no other one."""
+        self._blamed: dict[Connection, str] = {}
+        """Those that end with this turn, and why."""
         loop.watch(listener.sock.fileno(), READ, self._accept)
 
     def __len__(self) -> int:
@@ -107,6 +109,14 @@ class Connections:
         if handler is not None:
             handler.lost(why)
 
+    def blame(self, connection: Connection, fault: Exception) -> None:
+        """A fault of ours was found in what is done for this peer alone: its connection ends with this turn, and nobody else's.
+
+        Not at once: whoever finds it may be in the middle of the same thing for others.
+        """
+        say_trace(fault)
+        self._blamed.setdefault(connection, _our_fault(fault))
+
     def pause(self, connection: Connection) -> None:
         """Read nothing more from this peer until ``resume``. Its end is still seen."""
         connection.paused = True
@@ -131,16 +141,21 @@ class Connections:
 
     def flush(self) -> None:
         """Write what was queued in this turn. A peer that is gone, or that does not read, is dropped."""
+        while self._blamed:
+            with contained():
+                self.drop(*self._blamed.popitem(), ErrorCode.PROTOCOL)
         pending = self._pending
         while pending:
-            self._flush(pending.pop())
+            with contained():
+                self._flush(pending.pop())
 
     def close(self) -> None:
         self._loop.unwatch(self._listener.sock.fileno())
         if self._spare >= 0:
             os.close(self._spare)
         for connection in list(self._all):
-            self.drop(connection, "the scheduler has ended")
+            with contained():
+                self.drop(connection, "the scheduler has ended")
 
     def _accept(self, _: int) -> None:
         # A bounded number each time: a flood of connections must not keep the loop from its peers.
@@ -269,10 +284,9 @@ class Connections:
         elif isinstance(fault, ShmschedError):
             self.drop(connection, str(fault), ErrorCode.of(fault))
         else:
-            # A fault of ours that this peer's frame found must not take everybody else down with it.
-            say_trace()
-            what = f"the scheduler failed on this connection: {type(fault).__name__}: {fault}"
-            self.drop(connection, what, ErrorCode.PROTOCOL)
+            # What this peer's frame found must not take everybody else down with it.
+            say_trace(fault)
+            self.drop(connection, _our_fault(fault), ErrorCode.PROTOCOL)
 
     def _look_again(self, connection: Connection) -> None:
         connection.stall_timer = None
@@ -316,6 +330,10 @@ def _spare_descriptor() -> int:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return -1
+
+
+def _our_fault(fault: Exception) -> str:
+    return f"the scheduler failed on this connection: {type(fault).__name__}: {fault}"
 
 
 def _checked(message: Any) -> frames.Hello:

@@ -53,7 +53,10 @@ class Deadlines:
         while self._heap and self._heap[0][0] <= now:
             step = heappop(self._heap)[2]
             if step.state is StepState.QUEUED:
-                self._passed(step)
+                try:
+                    self._passed(step)
+                except Exception as e:
+                    step.session.client.blame(e)
 
     def _look(self) -> None:
         self._timer = None

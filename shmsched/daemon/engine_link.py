@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
-from shmsched.daemon.batch_in_flight import BatchInFlight, BatchSummary
+from shmsched.daemon.batch_in_flight import BatchInFlight
 from shmsched.daemon.batch_slot import Answers
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
 from shmsched.daemon.engine_arenas import EngineArenas
+from shmsched.daemon.engine_record import EngineRecord
 from shmsched.daemon.foresight import LONG_STEP_S, Foresight
 from shmsched.daemon.linger import Linger
-from shmsched.daemon.loop import Timer
+from shmsched.daemon.loop import Timer, contained
 from shmsched.daemon.session_slots import SessionSlots
 from shmsched.daemon.state import Session, Step
 from shmsched.daemon.watchdog import Watchdog
 from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
+from shmsched.saying import say_trace
 from shmsched.scheduling import SchedulerParams, StepQueues, StepState
 from shmsched.wire import frames
 from shmsched.wire.peer import Peer
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink
     from shmsched.daemon.server import Daemon
 
-RECENT_BATCHES = 256
 # Plain numbers: to compare one with a member of an enum takes several times as long.
 DONE, DEFERRED, NO_ARENA = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.NO_ARENA)
 
@@ -70,17 +71,16 @@ class EngineLink:
         self.watchdog = Watchdog(self)
         self.hang_up: Callable[[], None] = lambda: None
         """Ends the engine's connection, and with it the engine."""
+        self.blame: Callable[[Exception], None] = say_trace
+        """Ends the engine's connection at the end of this turn, for a fault of ours in what is done for it alone."""
         self.read: Callable[[], None] = lambda: None
         """Handles what the engine has sent by now."""
         self.read_and_hang_up: Callable[[str], None] = lambda why: None
         """The same for an engine whose process is dead, after reading what it had still sent."""
         self.pidfd = -1
         """Of its process, where that is not a child of the daemon."""
-        self.steps_run = 0
-        self.tokens_run = 0
-        self.busy_s = 0.0
+        self.record = EngineRecord()
         self.stale_answers = 0
-        self.recent: deque[BatchSummary] = deque(maxlen=RECENT_BATCHES)
         # An opening may wait in each slot while the engine runs a batch.
         peer.max_outbound += offer.max_sessions * (frames.MAX_OPTIONS + 64)
         size = BatchSlotLayout(limits.max_batch_size).size
@@ -134,6 +134,8 @@ class EngineLink:
         if self._arenas.forget(client) and self.state is not EngineState.DEAD:
             self.peer.send(frames.DetachArena(client.number))
 
+    # --- batches --------------------------------------------------------------------------------------------------------
+
     @property
     def batch(self) -> BatchInFlight | None:
         """What it runs."""
@@ -143,8 +145,6 @@ class EngineLink:
     def has_its_next(self) -> bool:
         """For some time to come it needs nothing of the scheduler."""
         return self.in_hand.following is not None and self.linger.mean_step_s > LONG_STEP_S
-
-    # --- batches --------------------------------------------------------------------------------------------------------
 
     def may_go(self, now: float) -> bool:
         """The engine is free, work is queued, and nobody is worth waiting for any longer."""
@@ -160,13 +160,14 @@ class EngineLink:
             # It would wake the loop while the batch runs, to find nothing to do.
             self.linger_timer.cancel()
             self.linger_timer = None
-        steps = self.queues.take()
-        if not steps:
+        # Steps that cannot be given stay queued, where the end of the engine finds them.
+        batch = self.queues.take(partial(self.in_hand.give, now))
+        if batch is None:
             return
-        batch = self.in_hand.give(steps, now)
+        steps = batch.steps
+        daemon.settling.ledger.dispatch(steps)
         if not batch.plain:
             self._arenas.give(steps)
-        daemon.settling.ledger.dispatch(steps)
         self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
 
     def look_ahead(self, daemon: Daemon, now: float) -> bool:
@@ -236,8 +237,13 @@ class EngineLink:
                 batch, f"engine {self.offer.spec} ({self.peer.name}) gave results that do not fit: {e}", daemon
             )
             return
-        if not all_done or not self._all_done(batch, answers, daemon):
-            self._each_done(batch, answers, all_done, daemon)
+        try:
+            if not all_done or not self._all_done(batch, answers, daemon):
+                self._each_done(batch, answers, all_done, daemon)
+        except Exception:
+            # The engine ends now, which settles what is left of the batch.
+            self.in_hand.put_back(batch)
+            raise
 
     def _all_done(self, batch: BatchInFlight, answers: Answers, daemon: Daemon) -> bool:
         """Settle a batch of which each step was answered. False, and nothing happens, if one was settled before."""
@@ -309,12 +315,7 @@ class EngineLink:
         now = self.heard_at
         seconds = now - batch.started
         self._foresight.batch_ended(seconds)
-        lengths = batch.lengths
-        n_steps, n_tokens, decodes = len(lengths), sum(lengths), lengths.count(1)
-        self.steps_run += n_steps
-        self.tokens_run += n_tokens
-        self.busy_s += seconds
-        self.recent.append(BatchSummary(batch.number, decodes, n_steps - decodes, n_tokens, seconds, time.time()))
+        n_tokens = self.record.add(batch, seconds)
         # Of what was given ahead some may not count any more, and was run all the same.
         self.linger.batch_ended(now, seconds, max(n_tokens, batch.size), came, self.queues.queued_chunks > 0)
 
@@ -366,12 +367,12 @@ class EngineLink:
     def abandon(self, code: ErrorCode, message: str, daemon: Daemon) -> None:
         """The engine is as good as dead: settle everything it held. Rows in flight stay held until ``buried``."""
         self.state = EngineState.DEAD
-        if self.batch is not None:
-            for step in self.batch.steps:
-                if step.state is StepState.IN_FLIGHT:
-                    daemon.settling.fail_from(step.session, step.number, step.position, code, message)
+        for step in self.batch.steps if self.batch is not None else ():
+            if step.state is StepState.IN_FLIGHT:
+                daemon.settling.fail_from(step.session, step.number, step.position, code, message)
         for session in list(self.sessions.values()):
-            daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+            with contained():
+                daemon.sessions.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
         if self.linger_timer is not None:
             self.linger_timer.cancel()
         self._foresight.end()

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS
@@ -85,6 +86,7 @@ class Engines:
                 os.close(pidfd)
             raise
         link.segment.close_descriptor()
+        link.blame = partial(self._connections.blame, connection)
         link.hang_up = lambda: self._connections.drop(connection, "the scheduler let the engine go")
         link.read = lambda: self._connections.read_all(connection)
         link.read_and_hang_up = lambda why: self._connections.read_and_drop(connection, why)

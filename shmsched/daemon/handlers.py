@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shmsched.daemon.connections import Connection
@@ -13,6 +14,7 @@ from shmsched.daemon.loop import READ
 from shmsched.daemon.pidfds import pidfd_of
 from shmsched.daemon.status import status_document
 from shmsched.errors import ProtocolError
+from shmsched.saying import say_trace
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class ClientHandler:
             if self._pidfd >= 0:
                 os.close(self._pidfd)
             raise
+        self._link.blame = partial(daemon.connections.blame, connection)
+        daemon.lookout.begin()
         if self._pidfd >= 0:
             daemon.loop.watch(
                 self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
@@ -63,15 +67,17 @@ class ClientHandler:
 
     def lost(self, why: str) -> None:
         peer = self._link.peer
-        if peer.overfull:
-            seconds = time.monotonic() - peer.behind_since if peer.behind_since else 0.0
-            self._daemon.log(f"client {peer.name} is disconnected after {seconds:.1f} s behind: {why}")
         if self._pidfd >= 0:
             self._daemon.loop.unwatch(self._pidfd)
             os.close(self._pidfd)
+        # It refers back to the connection, which must go now.
+        self._link.blame = say_trace
+        self._daemon.telling.gone(self._link)
         self._daemon.overload.gone(self._connection)
+        if peer.overfull:
+            seconds = time.monotonic() - peer.behind_since if peer.behind_since else 0.0
+            self._daemon.log(f"client {peer.name} is disconnected after {seconds:.1f} s behind: {why}")
         self._daemon.clients.gone(self._link)
-        self._daemon.hear_later.discard(self._link)
 
 
 class EngineHandler:

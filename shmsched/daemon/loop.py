@@ -108,16 +108,18 @@ class EventLoop:
         for fd, events in self._wait():
             # One callback may unwatch what a later one of the same round was for.
             if fd in callbacks:
-                callbacks[fd](events)
+                try:
+                    callbacks[fd](events)
+                except Exception:
+                    say_trace()
         timers = self._timers
         if timers:
             now = time.monotonic()
             while timers and timers[0][0] <= now:
-                _guarded(heapq.heappop(timers)[2].fire)
-        try:
+                with contained():
+                    heapq.heappop(timers)[2].fire()
+        with contained():
             self.after_turn()
-        except Exception:
-            say_trace()
 
     def close(self) -> None:
         self._epoll.close()
@@ -144,12 +146,20 @@ class EventLoop:
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake_fd)
         while self._posted:
-            _guarded(self._posted.popleft())
+            with contained():
+                self._posted.popleft()()
 
 
-def _guarded(callback: Callback) -> None:
-    """A fault of ours that one callback finds must not end the daemon for everybody."""
-    try:
-        callback()
-    except Exception:
-        say_trace()
+class contained:
+    """A fault of ours that is found within is said, and ends neither the loop nor what follows for others."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> bool:
+        if isinstance(fault, Exception):
+            say_trace()
+            return True
+        return False

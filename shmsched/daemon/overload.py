@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection, Connections
+from shmsched.daemon.loop import contained
 
 
 class Overload:
@@ -49,4 +50,5 @@ class Overload:
         for connection, link in list(self.paused.items()):
             if queued <= enough or link.outstanding * clients <= enough:
                 del self.paused[connection]
-                self._connections.resume(connection)
+                with contained():
+                    self._connections.resume(connection)

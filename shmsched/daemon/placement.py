@@ -79,8 +79,14 @@ class Placement:
                 if engine is None:
                     # Nobody behind it in its queue finds a slot either.
                     continue
-                opened.append(queue.pop(number))
-                engine.open(opened[-1])
+                session = queue.pop(number)
+                try:
+                    engine.open(session)
+                except Exception as e:
+                    engine.blame(e)
+                    hopeless.append((session, NoPlace(ErrorCode.ENGINE_ERROR, f"the scheduler failed to open it: {e}")))
+                else:
+                    opened.append(session)
             if queue:
                 heappush(heads, (next(iter(queue)), model))
             else:

@@ -9,7 +9,6 @@ import resource
 import sys
 import time
 
-from shmsched.daemon.client_link import PAUSE_S, ClientLink
 from shmsched.daemon.clients import Clients
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Connections, Handler
@@ -17,7 +16,8 @@ from shmsched.daemon.deadlines import Deadlines
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.engines import Engines
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
-from shmsched.daemon.loop import EventLoop, Timer
+from shmsched.daemon.lookout import Lookout
+from shmsched.daemon.loop import EventLoop, contained
 from shmsched.daemon.overload import Overload
 from shmsched.daemon.patience import Patience
 from shmsched.daemon.placement import Placement
@@ -26,6 +26,7 @@ from shmsched.daemon.settling import Settling
 from shmsched.daemon.signals import Signals, end_with
 from shmsched.daemon.state import Step
 from shmsched.daemon.supervisor import Supervisor, WorkerState
+from shmsched.daemon.telling import Telling
 from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped, SystemLimit
 from shmsched.memory.segment import sweep
 from shmsched.saying import say
@@ -38,6 +39,8 @@ HURRIED_GRACE_S = 0.5
 """The same once somebody has asked a second time."""
 LEAST_DESCRIPTORS = 64
 """Of its own the daemon has a dozen; a client or an engine takes three or four."""
+MOST_ROUNDS = 100
+"""At the end of one turn: each round may find that peers are gone, which gives others what those had."""
 FLUSH_GRACE_S = 1.0
 """How long clients may take to read the last word."""
 
@@ -55,17 +58,13 @@ class Daemon:
         """Everything is settled; only the engines' ends are waited for."""
         self.touched_engines: set[EngineLink] = set()
         """Those that may have a batch to form at the end of this turn."""
-        self.touched_clients: set[ClientLink] = set()
-        """Those that have completions to hear of at the end of this turn."""
-        self.hear_later: set[ClientLink] = set()
-        """Those that are told at the next ``_tell_later``."""
-        self._tell_timer: Timer | None = None
         self._patience = Patience()
         self._announced = False
         self._exit_status = 0
         self.numbers = itertools.count(1)
         """For steps, sessions, clients and engines: none is used twice."""
         self.loop = EventLoop()
+        self.telling = Telling(self.loop)
         self._listener = Listener(config.socket)
         sweep()
         self.settling = Settling()
@@ -76,11 +75,19 @@ class Daemon:
         )
         self.sessions = Sessions(self.settling, self.placement, self.next_number, self.touched_engines.add)
         self.clients = Clients(
-            config, self.loop, self.sessions, lambda: self.engines.links.values(), self.touched_clients.add
+            config, self.loop, self.sessions, lambda: self.engines.links.values(), self.telling.touched.add
         )
         self.connections = Connections(self.loop, self._listener, config.max_clients, self._greet)
         self.overload = Overload(self.connections, config.max_queued_steps, lambda: self.waiting_for_engines)
         self.engines = Engines(self, self.connections, self.supervisor, lambda: self.clients.links.values())
+        self.lookout = Lookout(
+            self.loop,
+            lambda: self.clients.links.values(),
+            lambda: self.engines.links.values(),
+            self.telling.touched.add,
+            self.touched_engines.add,
+            self.log,
+        )
         self.loop.after_turn = self._end_of_turn
 
     def run(self) -> int:
@@ -161,55 +168,54 @@ class Daemon:
     # --- the end of each turn -------------------------------------------------------------------------------------------
 
     def _end_of_turn(self) -> None:
-        """Do once what many frames of this turn may have asked for."""
-        engines, clients = self.touched_engines, self.touched_clients
-        while True:
+        """Do once what many frames of this turn may have asked for.
+
+        Whatever goes wrong with one client, engine or part of it: all others have their turn.
+        """
+        engines, clients = self.touched_engines, self.telling.touched
+        for _ in range(MOST_ROUNDS):
             if self.sessions.slots_changed:
-                self.sessions.serve_waiting()
+                with contained():
+                    self.sessions.serve_waiting()
             if self.overload.paused:
-                self.overload.relieve(len(self.clients.links))
+                with contained():
+                    self.overload.relieve(len(self.clients.links))
             if engines:
-                now = time.monotonic()
-                self.deadlines.expire(now)
-                has_given_ahead = False
-                while engines:
-                    has_given_ahead |= self._dispatch(engines.pop(), now)
-                if has_given_ahead or self._patience.lasts:
-                    self._patience.be(self._all_have_their_next())
+                with contained():
+                    self._give_batches()
                 # The engines run while the clients are told.
                 self.connections.flush()
             if clients:
-                self._tell_clients(time.monotonic())
+                self.telling.tell_touched()
             self.connections.flush()
             # A flush may find that a peer is gone, and what it held is somebody else's now.
             if not (self.sessions.slots_changed or engines or clients):
                 break
+        else:
+            # The peers are to be heard as well.
+            self.loop.post(lambda: None)
         if not self._announced:
             self._announce()
         if self.stopping and not self.ending and not self.sessions.open:
             self.end()
 
+    def _give_batches(self) -> None:
+        engines, now = self.touched_engines, time.monotonic()
+        with contained():
+            self.deadlines.expire(now)
+        has_given_ahead = False
+        while engines:
+            engine = engines.pop()
+            try:
+                has_given_ahead |= self._dispatch(engine, now)
+            except Exception as e:
+                engine.blame(e)
+        if has_given_ahead or self._patience.lasts:
+            self._patience.be(self._all_have_their_next())
+
     def _all_have_their_next(self) -> bool:
         running = [engine for engine in self.engines.links.values() if engine.batch is not None]
         return bool(running) and all(engine.has_its_next for engine in running)
-
-    def _tell_clients(self, now: float) -> None:
-        clients = self.touched_clients
-        while clients:
-            link = clients.pop()
-            if not link.can_hear_later(now):
-                self.hear_later.discard(link)
-                link.tell_completions()
-                continue
-            if self._tell_timer is None:
-                self._tell_timer = self.loop.call_at(now + PAUSE_S, self._tell_later)
-            self.hear_later.add(link)
-
-    def _tell_later(self) -> None:
-        self._tell_timer = None
-        links, self.hear_later = self.hear_later, set()
-        for link in links:
-            link.tell_completions()
 
     def _dispatch(self, engine: EngineLink, now: float) -> bool:
         """Whether the engine was given its next batch while it runs one."""
@@ -265,10 +271,12 @@ class Daemon:
         self.ending = self.stopping = True
         self.sessions.take_no_more()
         for link in list(self.clients.links.values()):
-            self.sessions.close_all_of(link, ErrorCode.SCHEDULER_STOPPED, "the scheduler has stopped")
-            link.tell(frames.Stopping(0.0))
+            with contained():
+                self.sessions.close_all_of(link, ErrorCode.SCHEDULER_STOPPED, "the scheduler has stopped")
+                link.tell(frames.Stopping(0.0))
         for engine in list(self.engines.links.values()):
-            engine.hang_up()
+            with contained():
+                engine.hang_up()
         self.supervisor.end(ENGINE_GRACE_S, lambda: self._leave(time.monotonic() + FLUSH_GRACE_S))
 
     def _leave(self, deadline: float) -> None:

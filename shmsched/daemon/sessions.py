@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.loop import contained
 from shmsched.daemon.placement import NoPlace, Placement
 from shmsched.daemon.settling import Settling
 from shmsched.daemon.state import Session, SessionState
@@ -94,7 +95,8 @@ class Sessions:
 
     def close_all_of(self, link: ClientLink, code: ErrorCode, message: str) -> None:
         for session in list(link.sessions.values()):
-            self.end(session, code, message)
+            with contained():
+                self.end(session, code, message)
 
     def end(self, session: Session, code: ErrorCode, message: str, *, tell: bool = True) -> None:
         """The session is over: its steps are settled, its slot is free. Idempotent."""
@@ -142,7 +144,8 @@ class Sessions:
                 assert session.engine is not None
                 self._touched(session.engine)
             for session, no_place in hopeless:
-                self.end(session, no_place.code, no_place.message)
+                with contained():
+                    self.end(session, no_place.code, no_place.message)
 
     def take_no_more(self) -> None:
         """From now on sessions are refused; so are those that wait."""

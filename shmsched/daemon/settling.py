@@ -40,7 +40,10 @@ class Settling:
                 add = records.setdefault(client, []).append
             add(pack(step.request, 1, TOKEN, started - step.entered, token, logprob))
         for client, packed in records.items():
-            client.completed_plain(packed)
+            try:
+                client.completed_plain(packed)
+            except Exception as e:
+                client.blame(e)
         return True
 
     def complete(
@@ -70,7 +73,10 @@ class Settling:
                 or (token := ids[at]) in generation.stop_tokens
                 or client.closed
             ):
-                client.completed(step, waited, ids, logprobs, at)
+                try:
+                    client.completed(step, waited, ids, logprobs, at)
+                except Exception as e:
+                    client.blame(e)
                 followers.append(None)
             else:
                 generation.further -= 1
@@ -94,7 +100,10 @@ class Settling:
             at += wanted.n_results
         self.ledger.enter_many(n_entered)
         for client, rows in streams.items():
-            client.stream(rows)
+            try:
+                client.stream(rows)
+            except Exception as e:
+                client.blame(e)
         return followers
 
     def fail_from(self, session: Session, first: int, position: int, code: ErrorCode, message: str) -> int:
@@ -130,7 +139,13 @@ class Settling:
                 session.engine.queues.remove(step)
             # An engine may still write into the rows of a step in flight, whatever became of the step.
             rows_held = step.raw_rows > 0 and not was_queued
-            session.client.settled_without_answer(step)
+            try:
+                session.client.settled_without_answer(step)
+            except Exception as e:
+                session.client.blame(e)
             told[session.client, rows_held].append(step.request)
         for (client, rows_held), requests in told.items():
-            client.tell_failed(code, message, requests, rows_held)
+            try:
+                client.tell_failed(code, message, requests, rows_held)
+            except Exception as e:
+                client.blame(e)

@@ -70,7 +70,7 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
             "sessions": [step.session.number for step in link.batch.steps],
             "for_s": round(now - link.batch.started, 6),
         }
-    recent = list(link.recent)[-batches:] if batches else []
+    recent = list(link.record.recent)[-batches:] if batches else []
     return {
         "engine": link.number,
         "spec": link.offer.spec,
@@ -84,9 +84,9 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
         "queued": len(link.queues),
         "batches": link.in_hand.given,
         "batches_ahead": link.in_hand.given_ahead,
-        "steps": link.steps_run,
-        "tokens": link.tokens_run,
-        "busy_s": round(link.busy_s, 6),
+        "steps": link.record.steps,
+        "tokens": link.record.tokens,
+        "busy_s": round(link.record.busy_s, 6),
         "mean_step_s": round(link.linger.mean_step_s, 6),
         "stale_answers": link.stale_answers,
         "in_flight": in_flight,

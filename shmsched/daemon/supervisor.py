@@ -210,7 +210,7 @@ class Supervisor:
         status = worker.process.wait()
         worker.last_exit = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         worker.process = None
-        completed = worker.link is not None and worker.link.steps_run > 0
+        completed = worker.link is not None and worker.link.record.steps > 0
         worker.failures = 1 if completed else worker.failures + 1
         if self._ending:
             worker.state = WorkerState.ENDED

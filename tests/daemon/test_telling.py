@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shmsched.daemon import client_link, server
+from shmsched.daemon import telling
 from shmsched.daemon.client_link import ClientLink
 
 from faults.generating import DONE, STOP, Generations
@@ -28,8 +28,7 @@ def link_of(world: World) -> ClientLink:
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> float:
     """Long enough for a few turns in a test."""
-    for module in (client_link, server):
-        monkeypatch.setattr(module, "PAUSE_S", 0.3)
+    monkeypatch.setattr(telling, "PAUSE_S", 0.3)
     return 0.3
 
 

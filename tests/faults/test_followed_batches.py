@@ -245,4 +245,4 @@ def test_what_was_run_for_nobody_counts_for_what_a_batch_of_its_size_takes(world
     pair.answer(1, (DONE, STOP), (DONE, STOP))
     pair.answer(2, (DONE, 5), (DONE, 6))
     assert sizes == [2, 2]
-    assert link.steps_run == 2
+    assert link.record.steps == 2

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shmsched.daemon import connections, loop
+from shmsched.daemon import connections, handlers, loop
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.config import ClientLimits, DaemonConfig
 from shmsched.daemon.engine_link import EngineLink, EngineState
@@ -61,22 +61,22 @@ class World:
         self.engines: list[EnginePeer] = []
         self.others: list[ControlPeer | Stranger] = []
         self._faults: list[BaseException] = []
-        for module in (loop, connections):
+        for module in (loop, connections, handlers):
             module.say_trace = self._note
         self.turn()
         self._callbacks = len(self.daemon.loop._callbacks)
         self._descriptors = _open_descriptors()
 
     def close(self) -> None:
-        for module in (loop, connections):
+        for module in (loop, connections, handlers):
             module.say_trace = say_trace
         self.daemon.connections.close()
         self.daemon._listener.close()
         self.daemon.loop.close()
         self._directory.cleanup()
 
-    def _note(self) -> None:
-        fault = sys.exception()
+    def _note(self, fault: BaseException | None = None) -> None:
+        fault = fault or sys.exception()
         assert fault is not None
         self._faults.append(fault)
 
@@ -157,7 +157,7 @@ class World:
             self._check_engine(engine, sessions)
         assert all(connection.open for connection in daemon.overload.paused), "a paused client is gone, and kept"
         assert len(daemon.connections) <= MOST_CLIENTS
-        assert not daemon.touched_clients
+        assert not daemon.telling.touched
         assert not daemon.touched_engines
 
     def _check_client(self, link: ClientLink) -> None:

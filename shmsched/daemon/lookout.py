@@ -1,0 +1,86 @@
+"""Looking after those whom a fault of ours may have made the loop forget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.engine_link import EngineLink, EngineState
+from shmsched.daemon.loop import EventLoop, Timer
+
+LOOK_S = 0.5
+FORGOTTEN = 3
+"""Looks in a row at which the same is left undone. Nothing is put off for so long, and counting looks instead of seconds leaves out
+the time in which this process did not run."""
+
+
+class Lookout:
+    """A client that was not told of its answer waits for ever, and so does a step that no engine was given.
+
+    Each turn of the loop ends with both, for everybody. If that ever fails, it is made good within seconds, and the log says so.
+    It looks only while there are clients.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        clients: Callable[[], Collection[ClientLink]],
+        engines: Callable[[], Collection[EngineLink]],
+        tell: Callable[[ClientLink], None],
+        run: Callable[[EngineLink], None],
+        log: Callable[[str], None],
+    ) -> None:
+        """``tell``, ``run``: what makes it good at the end of the turn."""
+        self._loop = loop
+        self._clients = clients
+        self._engines = engines
+        self._tell = tell
+        self._run = run
+        self._log = log
+        self._timer: Timer | None = None
+        self._undone: dict[ClientLink | EngineLink, tuple[object, int]] = {}
+        """What was the last thing done for it, and at how many looks in a row."""
+
+    def begin(self) -> None:
+        """There is a client."""
+        if self._timer is None:
+            self._timer = self._loop.call_at(time.monotonic() + LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        before, self._undone = self._undone, {}
+        for link in self._clients():
+            if link.has_unannounced and self._is_forgotten(link, link.last_told, before):
+                self._log(
+                    f"answers to client {link.peer.name} lay unannounced for over {LOOK_S * (FORGOTTEN - 1):g} s, which is a"
+                    " fault of the scheduler; the client is told now"
+                )
+                self._tell(link)
+        for engine in self._engines():
+            if _is_overlooked(engine) and self._is_forgotten(engine, engine.in_hand.given, before):
+                self._log(
+                    f"engine {engine.offer.spec} ({engine.peer.name}) was idle for over {LOOK_S * (FORGOTTEN - 1):g} s with"
+                    f" {len(engine.queues)} steps queued, which is a fault of the scheduler; it is given a batch now"
+                )
+                self._run(engine)
+        if self._clients():
+            self.begin()
+
+    def _is_forgotten(
+        self, who: ClientLink | EngineLink, last: object, before: dict[ClientLink | EngineLink, tuple[object, int]]
+    ) -> bool:
+        known, looks = before.get(who, (None, 0))
+        looks = looks + 1 if known == last else 1
+        self._undone[who] = (last, looks)
+        return looks >= FORGOTTEN
+
+
+def _is_overlooked(engine: EngineLink) -> bool:
+    """It is free, work is queued for it, and no timer will give it a batch."""
+    return (
+        engine.batch is None
+        and engine.state is EngineState.READY
+        and len(engine.queues) > 0
+        and engine.linger_timer is None
+    )

@@ -1,0 +1,272 @@
+"""What a fault in the scheduler itself may cost: the one client or engine in whose affairs it is found, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shmsched.daemon import lookout
+from shmsched.daemon.batches_in_hand import BatchesInHand
+from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.engine_link import EngineLink
+from shmsched.memory.layouts import SAMPLING, StepStatus
+from shmsched.wire import frames
+from shmsched.wire.frames import StepDescriptor, StepFlags
+
+from fuzz.peers import HONEST_OFFER, ClientPeer, EnginePeer
+from fuzz.world import World
+from processes.leftovers import wait_until
+
+STREAM, NO_STREAM = 3, 0
+
+
+class Fault(Exception):
+    """Stands for any error in our own code."""
+
+
+class Pair:
+    """Two clients with a session each of two engines: the first of each is the unlucky one."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.clients: list[ClientPeer] = []
+        self.engines: list[EnginePeer] = []
+        for model in ("m", "n"):
+            client, engine = ClientPeer(world.socket), EnginePeer(world.socket)
+            world.clients.append(client)
+            world.engines.append(engine)
+            engine.say(HONEST_OFFER._replace(model=model))
+            engine.say(frames.Ready(0.0))
+            world.turn()
+            client.say(frames.OpenSession(1, 0, model, b""))
+            world.turn()
+            engine.say(frames.SlotOpened(*engine.openings.pop()))
+            world.turn()
+            assert client.positions == {1: 0}
+            self.clients.append(client)
+            self.engines.append(engine)
+
+    @property
+    def links(self) -> tuple[ClientLink, EngineLink]:
+        """The daemon's side of the unlucky ones."""
+        daemon = self.world.daemon
+        return next(iter(daemon.clients.links.values())), next(iter(daemon.engines.links.values()))
+
+    def submit(self, which: int, position: int, further: int = NO_STREAM) -> None:
+        client = self.clients[which]
+        client.request += 1
+        client.tokens += 1
+        step = StepDescriptor(
+            client.request, 1, 1, position, 1, StepFlags.SAMPLED, SAMPLING.pack(0, 0.0, 1.0, 0), 0, further, 0, 0.0
+        )
+        client.say(frames.Submit(client.tokens, *client.cursors, [step], ()))
+
+    def answer(self, which: int) -> None:
+        engine = self.engines[which]
+        batch = engine.batches.pop(0)
+        engine.give(batch, StepStatus.DONE)
+        engine.say(frames.Done(batch, ()))
+
+    def faults(self) -> list[BaseException]:
+        """Those that the daemon has said, which are expected here."""
+        found, self.world._faults = self.world._faults, []
+        return found
+
+
+@pytest.fixture
+def pair(world: World) -> Pair:
+    return Pair(world)
+
+
+def fail(owner: Any, *names: str, monkeypatch: pytest.MonkeyPatch, of: Any = None) -> None:
+    """Each method of ``owner`` named raises, for the object ``of`` alone."""
+    for name in names:
+        real: Callable[..., Any] = owner.__dict__[name]
+
+        def method(self: Any, *args: Any, real: Callable[..., Any] = real) -> Any:
+            if self is of:
+                raise Fault
+            return real(self, *args)
+
+        monkeypatch.setattr(owner, name, method)
+
+
+CLIENTS = ["can_hear_later", "tell_completions", "completed_plain", "completed", "stream", "tell_failed"]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_fault_in_what_a_client_is_told_costs_its_connection_and_no_other_answer(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, further = pair.world, STREAM if name in ("completed", "stream") else NO_STREAM
+    for which in (0, 1):
+        pair.submit(which, 0, further)
+    world.turn()
+    fail(ClientLink, name, monkeypatch=monkeypatch, of=pair.links[0])
+    if name == "completed":
+        (step,) = next(iter(pair.links[0].sessions.values())).outstanding.values()
+        assert step.generation is not None
+        step.generation.further = 0
+    if name == "tell_failed":
+        pair.clients[0].say(frames.Cancel(1, 1, 0))
+        pair.answer(1)
+    else:
+        # Both in one turn: whoever comes first must not end it.
+        pair.answer(0)
+        pair.answer(1)
+    world.turn()
+    assert [type(fault) for fault in pair.faults()] == [Fault]
+    assert pair.clients[0].gone
+    assert not pair.clients[1].gone
+    records, _, streamed = pair.clients[1].cursors
+    assert records + streamed == 1, "the other client was not told of its answer"
+    assert [engine.gone for engine in pair.engines] == [False, False]
+    monkeypatch.undo()
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(EngineLink, "may_go"), (EngineLink, "dispatch"), (EngineLink, "look_ahead"), (BatchesInHand, "give")],
+)
+def test_a_fault_in_giving_an_engine_its_batch_costs_that_engine_and_loses_no_step(
+    pair: Pair, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, link = pair.world, pair.links[1]
+    fail(owner, name, monkeypatch=monkeypatch, of=link if owner is EngineLink else link.in_hand)
+    pair.submit(0, 0)
+    pair.submit(1, 0)
+    world.turn()
+    assert {type(fault) for fault in pair.faults()} == {Fault}
+    assert [engine.gone for engine in pair.engines] == [True, False]
+    assert [client.gone for client in pair.clients] == [False, False]
+    assert pair.clients[0].positions == {}, "the session of the engine that is gone was not ended"
+    pair.answer(1)
+    world.turn()
+    assert pair.clients[1].cursors[0] == 1
+    counts = world.daemon.settling.ledger.counts()
+    assert (counts.completed, counts.failed, counts.queued, counts.in_flight) == (1, 1, 0, 0)
+    world.check()
+
+
+def test_a_fault_in_settling_a_batch_settles_its_steps_with_the_end_of_the_engine(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = pair.world
+    for which in (0, 1):
+        pair.submit(which, 0)
+    world.turn()
+    fail(EngineLink, "_finish", monkeypatch=monkeypatch, of=pair.links[1])
+    fail(EngineLink, "_all_done", monkeypatch=monkeypatch, of=pair.links[1])
+    pair.answer(0)
+    pair.answer(1)
+    world.turn()
+    assert Fault in {type(fault) for fault in pair.faults()}
+    assert [engine.gone for engine in pair.engines] == [True, False]
+    counts = world.daemon.settling.ledger.counts()
+    assert (counts.completed, counts.failed, counts.in_flight) == (1, 1, 0)
+    assert pair.clients[1].cursors[0] == 1
+    monkeypatch.undo()
+    world.check()
+
+
+def test_a_fault_in_any_part_of_the_end_of_a_turn_leaves_the_other_parts_their_turn(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of these belongs to one client or engine."""
+    world, daemon = pair.world, pair.world.daemon
+    fail(type(daemon.sessions), "serve_waiting", monkeypatch=monkeypatch, of=daemon.sessions)
+    fail(type(daemon.deadlines), "expire", monkeypatch=monkeypatch, of=daemon.deadlines)
+    daemon.sessions.slots_changed = True
+    pair.submit(0, 0)
+    world.turn()
+    assert pair.engines[0].batches
+    pair.answer(0)
+    world.turn()
+    assert pair.clients[0].cursors[0] == 1
+    assert {type(fault) for fault in pair.faults()} == {Fault}
+    assert not any(peer.gone for peer in world.peers)
+
+
+def test_a_fault_in_the_end_of_a_connection_leaves_the_loop_and_the_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = pair.world
+    pair.submit(0, 0)
+    world.turn()
+    fail(ClientLink, "settled_without_answer", monkeypatch=monkeypatch, of=pair.links[0])
+    pair.submit(1, 0)
+    world.leave(pair.clients[0])
+    world.turn()
+    pair.answer(1)
+    world.turn()
+    assert pair.clients[1].cursors[0] == 1
+    assert [type(fault) for fault in pair.faults()] == [Fault]
+    world.check()
+
+
+def test_an_answer_that_was_written_and_not_announced_is_noticed_and_announced(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, daemon, said = pair.world, pair.world.daemon, []
+    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
+    daemon.lookout._log = said.append
+    pair.submit(0, 0)
+    world.turn()
+    forgotten = pair.links[0]
+    # As if a turn had been cut short.
+    monkeypatch.setattr(daemon.telling, "tell_touched", daemon.telling.touched.clear)
+    pair.answer(0)
+    world.turn()
+    assert pair.clients[0].cursors[0] == 0
+    assert forgotten.has_unannounced
+    monkeypatch.undo()
+
+    def announced() -> bool:
+        world.turn()
+        return pair.clients[0].cursors[0] == 1
+
+    wait_until(announced, "the lookout to have the client told")
+    assert len(said) == 1
+    assert "answers to client" in said[0]
+
+
+def test_an_engine_that_was_not_given_its_steps_is_noticed_and_given_them(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, daemon, said = pair.world, pair.world.daemon, []
+    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
+    daemon.lookout._log = said.append
+    monkeypatch.setattr(daemon, "_give_batches", daemon.touched_engines.clear)
+    pair.submit(0, 0)
+    world.turn()
+    assert not pair.engines[0].batches
+    monkeypatch.undo()
+
+    def given() -> bool:
+        world.turn()
+        return bool(pair.engines[0].batches)
+
+    wait_until(given, "the lookout to have the engine given its batch")
+    assert len(said) == 1
+    assert "1 steps queued" in said[0]
+
+
+@pytest.mark.parametrize("engine_first", [True, False])
+def test_a_client_that_ends_in_the_turn_of_its_answer_costs_the_others_nothing(pair: Pair, engine_first: bool) -> None:
+    world = pair.world
+    for which in (0, 1):
+        pair.submit(which, 0, STREAM)
+    world.turn()
+    if engine_first:
+        pair.answer(0)
+    world.leave(pair.clients[0])
+    if not engine_first:
+        pair.answer(0)
+    pair.answer(1)
+    world.turn()
+    assert pair.clients[1].cursors[2] == 1
+    assert pair.faults() == []
+    world.check()
