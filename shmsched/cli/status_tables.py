@@ -55,7 +55,7 @@ def _engines(engines: list[dict[str, Any]], limits: dict[str, int]) -> Renderabl
     for engine in engines:
         table.add_row(
             _name(engine, limits),
-            str(engine["pid"]),
+            str(engine["pid"] or "-"),
             _state(engine["state"]),
             f"{engine['sessions']}/{engine['max_sessions']}",
             str(engine["queued"]),
@@ -110,7 +110,7 @@ def _clients(document: dict[str, Any]) -> RenderableType:
     for client in clients:
         table.add_row(
             str(client["client"]),
-            str(client["pid"]),
+            str(client["pid"] or "-"),
             str(client["sessions"]),
             f"{client['outstanding']} (paused)" if client["paused"] else str(client["outstanding"]),
             size(client["arena_bytes"]),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import select
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shmsched.cli.exits import Failed, reaching_the_daemon
 from shmsched.cli.options import SECONDS, socket_option
+
+if TYPE_CHECKING:
+    from shmsched.client.control import Control
 
 GRACE_S = 15.0
 """What a daemon may take to let its engines end and say its last words, after its sessions are over."""
@@ -30,13 +34,11 @@ def command(socket: Path | None, drain_timeout: float | None, now: bool) -> None
     if now and drain_timeout is not None:
         raise click.UsageError("--now leaves no time to drain; give it without --drain-timeout.")
     from shmsched.client.control import Control
+    from shmsched.wire.credentials import name_of
 
     with reaching_the_daemon(), Control(socket) as control:
         pid = control.daemon_pid
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            raise Failed(f"the daemon (pid {pid}) has just ended") from None
+        pidfd = _pidfd(pid)
         try:
             status = control.status()
             sessions = sum(client["sessions"] for client in status["clients"])
@@ -44,10 +46,11 @@ def command(socket: Path | None, drain_timeout: float | None, now: bool) -> None
             drain = control.stop(drain_s=0.0 if now else drain_timeout)
             if again:
                 drain = 0.0
-            click.echo(f"stopping the daemon (pid {pid}) at {status['socket']}: {_what_happens(sessions, drain)}")
-            _wait_for_end(pidfd, pid, drain + GRACE_S)
+            click.echo(f"stopping the daemon ({name_of(pid)}) at {status['socket']}: {_what_happens(sessions, drain)}")
+            _wait_for_end(control, pidfd, pid, drain + GRACE_S)
         finally:
-            os.close(pidfd)
+            if pidfd >= 0:
+                os.close(pidfd)
     click.echo("stopped")
 
 
@@ -58,7 +61,22 @@ def _what_happens(sessions: int, drain: float) -> str:
     return f"{what} may go on for up to {drain:g} s" if drain else f"{what} end now"
 
 
-def _wait_for_end(pidfd: int, pid: int, seconds: float) -> None:
+def _pidfd(pid: int) -> int:
+    """-1 where there is none to be had: the kernel gives 0 as the pid of a process in another PID namespace."""
+    try:
+        return os.pidfd_open(pid) if pid > 0 else -1
+    except ProcessLookupError:
+        raise Failed(f"the daemon (pid {pid}) has just ended") from None
+    except OSError:
+        return -1
+
+
+def _wait_for_end(control: Control, pidfd: int, pid: int, seconds: float) -> None:
+    if pidfd < 0:
+        # Closing this connection is among the last things that it does.
+        if not control.wait_closed(seconds):
+            raise Failed(f"the daemon still runs after {seconds:g} s; kill it where its pid is known")
+        return
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     if not poll.poll(seconds * 1000):

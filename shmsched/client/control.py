@@ -9,6 +9,7 @@ from typing import Any
 
 from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, error_of
 from shmsched.wire import frames
+from shmsched.wire.credentials import name_of
 from shmsched.wire.link import Link
 from shmsched.wire.listener import default_socket
 
@@ -66,4 +67,4 @@ class Control:
                 if not isinstance(message, kind):
                     raise ProtocolError(f"the daemon answered with a {type(message).__name__} frame")
                 return message
-        raise SchedulerUnreachable(f"the daemon (pid {self.daemon_pid}) did not answer within {ANSWER_S:g} s")
+        raise SchedulerUnreachable(f"the daemon ({name_of(self.daemon_pid)}) did not answer within {ANSWER_S:g} s")
