@@ -32,6 +32,7 @@ from shmsched.errors import (
     SystemLimit,
     Unsupported,
     UsedAfterFork,
+    WrongLoop,
 )
 from shmsched.lazy_names import names_from as _names_from
 
@@ -114,6 +115,7 @@ __all__ = [
     "SystemLimit",
     "Unsupported",
     "UsedAfterFork",
+    "WrongLoop",
     "launch",
 ]
 

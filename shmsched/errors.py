@@ -16,6 +16,10 @@ class InvalidRequest(ShmschedError, ValueError):
     """A request that can never run as it stands: no tokens, a value out of range, a chunk over the limit, a repeated id."""
 
 
+class WrongLoop(InvalidRequest, RuntimeError):
+    """An AsyncClient, or what came from one, was used elsewhere than in the event loop that it was connected in."""
+
+
 class Unsupported(ShmschedError):
     """The engine of this model does not offer the operation (rewinding, say)."""
 

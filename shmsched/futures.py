@@ -121,7 +121,9 @@ class LightFuture(Future[T]):
         self._condition = threading.Condition()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a future cannot be copied or pickled: it is settled here; pass its result on instead")
+        raise TypeError(
+            "a future cannot be pickled or copied: it is settled here; pass its result on, or make a Client there"
+        )
 
     def _expect_company(self) -> None:
         waiters: list[Any] = []

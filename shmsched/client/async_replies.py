@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from shmsched.client.channel import Channel
 from shmsched.client.replies import Reply, SampledToken, TokenStream
@@ -60,9 +61,11 @@ class AsyncReply(Reply):
 class AsyncStream(TokenStream):
     """A token stream whose consumer is a task."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, check_here: Callable[[], None]) -> None:
+        """``check_here`` raises elsewhere than in the client's own loop."""
         super().__init__()
         self._channel = channel
+        self._check_here = check_here
         self._waiter: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -70,25 +73,33 @@ class AsyncStream(TokenStream):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    async def itself(self) -> AsyncStream:
+        """What awaiting its submission gives."""
+        return self
+
     async def next(self) -> SampledToken:
         """The next token. Raises as ``take``. One task at a time."""
+        self._check_here()
         while (token := self.take()) is None:
             await self._wait()
         return token
 
     async def wait_until_ended(self) -> None:
         """Wait until nothing more will come."""
+        self._check_here()
         while not self.ended:
             await self._wait()
 
     def cancel(self) -> bool:
         """Want no more of it, as ``WaitingStream.cancel``."""
+        self._check_here()
         if not self.ended and self._channel.withdraw(self):
             self.end_here()
         return self.cancelled
 
     def halt(self) -> None:
         """Have the step that is queued or runs be the last: for engines that cannot rewind. Its token still comes."""
+        self._check_here()
         self._channel.halt(self)
 
     async def _wait(self) -> None:

@@ -7,11 +7,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from shmsched.client.async_replies import AsyncStream
+from shmsched.client.async_submitted import Submitted
 from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.generation import Drafter, EngineDraft, LogitsProcessor
 from shmsched.client.generation.async_generation import AsyncGeneration
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
+from shmsched.not_copied import NotCopied
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.steps import Response, Tokens
 
@@ -29,7 +31,12 @@ class AsyncSession(SessionCore):
         super().__init__(session_id, model, engine, seed, options)
         self._client = client
 
-    async def submit(
+    def __del__(self) -> None:
+        client = getattr(self, "_client", None)
+        if client is not None and self.ended is None:
+            client._session_collected(self)
+
+    def submit(
         self,
         tokens: Tokens,
         *,
@@ -39,15 +46,18 @@ class AsyncSession(SessionCore):
         deadline: float | None = None,
         block: bool = True,
         block_timeout: float | None = BLOCK_TIMEOUT_S,
-    ) -> Response:
-        """Append ``tokens`` to the session and wait for the :class:`Response` of the last of them.
+    ) -> Submitted[Response]:
+        """Append ``tokens`` to the session; ``await`` what this returns for the :class:`Response` of the last of them.
 
-        Arguments and errors are those of ``Session.submit``. Cancelling the task cancels the step, and the session goes on from
-        where it started. Several tasks may submit to one session: their steps run in the order in which the tasks got here.
+        They are submitted by the call, or stand in line for room from then on: steps run in the order of the calls, whichever is
+        awaited first, and also if none is. Arguments and errors are those of ``Session.submit``; what can be refused at once is
+        raised by the call. Cancelling a task that waits for it cancels the step, and the session goes on from where it started.
         """
-        return await self._client._submit(self, tokens, position, sampling, output_rows, deadline, block, block_timeout)
+        client = self._client
+        reply, place = client._put_step(self, tokens, position, sampling, output_rows, deadline, block, block_timeout)
+        return Submitted(client, reply, place, reply.wait)
 
-    async def stream(
+    def stream(
         self,
         tokens: Tokens,
         *,
@@ -57,9 +67,12 @@ class AsyncSession(SessionCore):
         deadline: float | None = None,
         block: bool = True,
         block_timeout: float | None = BLOCK_TIMEOUT_S,
-    ) -> AsyncStream:
-        """Append ``tokens``, then let the scheduler go on by itself, as ``Session.stream`` does."""
-        return await self._client._stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
+    ) -> Submitted[AsyncStream]:
+        """Append ``tokens``, then let the scheduler go on by itself, as ``Session.stream`` does. It is submitted by the call, as
+        by ``submit``; ``await`` what this returns for the stream."""
+        client = self._client
+        stream, place = client._put_stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
+        return Submitted(client, stream, place, stream.itself)
 
     def generate(
         self,
@@ -79,6 +92,7 @@ class AsyncSession(SessionCore):
 
         Arguments and errors are those of ``Session.generate``. It begins with the first token asked for.
         """
+        self._client._check_here()
         self._client._settle(self)
         begun = start(
             self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation
@@ -90,10 +104,13 @@ class AsyncSession(SessionCore):
     ) -> OpeningSession:
         """Another session that begins with this one's first ``upto`` tokens, as ``Session.fork`` gives: ``await`` it, or enter it
         with ``async with``."""
-        return OpeningSession(self._client._fork(self, upto, seed, block, timeout))
+        self._client._check_here()
+        return OpeningSession(self._client, self._client._fork(self, upto, seed, block, timeout))
 
     async def close(self) -> None:
         """End the session. What is outstanding fails with SessionClosed. Idempotent."""
+        if self.ended is None and not self._client._inherited:
+            self._client._check_here()
         self._client._close_session(self)
 
     async def reopen(self, timeout: float | None = None) -> None:
@@ -101,6 +118,7 @@ class AsyncSession(SessionCore):
         await self._client._reopen(self, timeout)
 
     async def __aenter__(self) -> AsyncSession:
+        self._client._check_here()
         return self
 
     async def __aexit__(
@@ -109,18 +127,20 @@ class AsyncSession(SessionCore):
         await self.close()
 
 
-class OpeningSession(Awaitable[AsyncSession]):
+class OpeningSession(NotCopied, Awaitable[AsyncSession]):
     """A session to come: ``await`` it, or enter it with ``async with``, which closes it at the end."""
 
-    def __init__(self, opening: Awaitable[AsyncSession]) -> None:
+    def __init__(self, client: AsyncClient, opening: Awaitable[AsyncSession]) -> None:
+        self._client = client
         self._opening = opening
         self._session: AsyncSession | None = None
 
     def __await__(self) -> Generator[None, None, AsyncSession]:
+        self._client._check_here()
         return cast("Generator[None, None, AsyncSession]", self._opening.__await__())
 
     async def __aenter__(self) -> AsyncSession:
-        self._session = await self._opening
+        self._session = await self
         return self._session
 
     async def __aexit__(

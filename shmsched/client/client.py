@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from shmsched.client.core import (
-    BLOCK_TIMEOUT_S,
-    ClientCore,
-)
+from shmsched.client.collected import is_ours, say_dropped
+from shmsched.client.core import BLOCK_TIMEOUT_S, ClientCore
 from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.leases import ClientArena
 from shmsched.client.receiver import Receiver
 from shmsched.client.replies import Reply
 from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
-from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, Opening
+from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, MakeSession, Opening
 from shmsched.client.submission import LAST, Submission, continued
 from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
@@ -52,11 +51,11 @@ class Client(ClientCore):
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
         super().__init__(arena_bytes)
-        path = os.fspath(socket or default_socket())
+        path = self._path = os.fspath(socket or default_socket())
         link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
             state = _shake_hands(link, path)
-            self._receiver = Receiver(link, state, self._make_session)
+            self._receiver = Receiver(link, state, _session_maker(self))
         except BaseException:
             link.close()
             raise
@@ -137,10 +136,6 @@ class Client(ClientCore):
         fresh = self.open_session(model=session.model.name, options=session.options, seed=session.seed, timeout=timeout)
         self._replace(session, fresh)
 
-    def _make_session(self, opened: frames.SessionOpened, asked: Opening) -> Session:
-        model = self._state.models[opened.model]
-        return Session(self, opened.session, model, opened.engine, asked.seed, asked.options)
-
     # --- steps ----------------------------------------------------------------------------------------------------------
 
     def generate_text(
@@ -179,7 +174,8 @@ class Client(ClientCore):
         request id is outstanding or the step can never run, and what ``Session.submit`` raises.
         """
         self._check_usable()
-        session = self._state.sessions.get(request.session_id)
+        reference = self._state.sessions.get(request.session_id)
+        session = None if reference is None else reference()
         if session is None:
             raise closed_error(request.session_id)
         asked = request.params
@@ -314,7 +310,22 @@ class Client(ClientCore):
         # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
         self._channel.arena = self._state.arena = None
 
+    def _wake(self) -> None:
+        self._receiver.rouse()
+
+    def __del__(self) -> None:
+        # A half-made one has no receiver.
+        receiver = getattr(self, "_receiver", None)
+        if receiver is None or self._state.closed or self._inherited or not is_ours(self._pid):
+            return
+        self._state.closed = True
+        # The thread reads the end of the stream, and does the rest.
+        self._link.shutdown()
+        say_dropped(f"the client of {self._path}", "use it in a `with` block, or call its close()", self)
+
     def __enter__(self) -> Client:
+        if self._state.closed:
+            self._check_usable()
         return self
 
     def __exit__(
@@ -328,6 +339,20 @@ class Client(ClientCore):
         for reply in self._channel.outstanding_replies():
             if isinstance(reply, StepFuture | WaitingStream):
                 reply.fail_in_forked_child(error)
+
+
+def _session_maker(client: Client) -> MakeSession:
+    """Makes sessions for the client, and does not keep it alive."""
+    reference = weakref.ref(client)
+
+    def make_session(opened: frames.SessionOpened, asked: Opening) -> Session | None:
+        client = reference()
+        if client is None:
+            return None
+        model = client._state.models[opened.model]
+        return Session(client, opened.session, model, opened.engine, asked.seed, asked.options)
+
+    return make_session
 
 
 def _left(deadline: float | None) -> float | None:

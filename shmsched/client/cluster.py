@@ -17,6 +17,7 @@ from typing import Any
 from shmsched.client.client import Client
 from shmsched.client.control import Control
 from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError
+from shmsched.not_copied import NotCopied
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.wire.listener import default_socket
 
@@ -69,7 +70,7 @@ def launch(
     return cluster
 
 
-class Cluster:
+class Cluster(NotCopied):
     """A private daemon: ``client()`` connects to it, ``close()`` or the end of a ``with`` block ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], socket: Path) -> None:

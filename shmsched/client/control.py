@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, error_of
+from shmsched.not_copied import NotCopied
 from shmsched.wire import frames
 from shmsched.wire.credentials import name_of
 from shmsched.wire.link import Link
@@ -16,7 +17,7 @@ from shmsched.wire.listener import default_socket
 ANSWER_S = 10.0
 
 
-class Control:
+class Control(NotCopied):
     """A control connection, for one question after the other. Not thread-safe."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, wait: float = 0.0) -> None:

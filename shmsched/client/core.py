@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.client.channel import Channel
+from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
 from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, UsedAfterFork
 from shmsched.memory.layouts import LOGIT_SIZE
+from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.link import Link
@@ -32,7 +35,7 @@ BLOCK_TIMEOUT_S = 60.0
 _clients: weakref.WeakSet[ClientCore] = weakref.WeakSet()
 
 
-class ClientCore:
+class ClientCore(NotCopied):
     """A connection to a daemon. Whoever inherits from it waits, each in its own way."""
 
     _link: Link
@@ -76,10 +79,10 @@ class ClientCore:
     ) -> int:
         """Ask for a session; the answer comes to ``answer``. Returns its number."""
         self._check_usable()
-        if not isinstance(options, bytes) or len(options) > frames.MAX_OPTIONS:
-            raise InvalidRequest(
-                f"options are {type(options).__name__} of length {len(options)}; bytes, at most 65,536, are wanted"
-            )
+        if not isinstance(options, bytes):
+            raise InvalidRequest(f"options are of type {type(options).__name__}; bytes, at most 65,536, are wanted")
+        if len(options) > frames.MAX_OPTIONS:
+            raise InvalidRequest(f"options are {len(options)} bytes; at most 65,536 are wanted")
         how = frames.Block.NO
         if block:
             how = frames.Block.WHILE_ENGINES_COME if timeout is None else frames.Block.UNTIL_GIVEN_UP
@@ -98,6 +101,9 @@ class ClientCore:
         return self._open(opening, lambda number: frames.ForkSession(number, parent.session_id, length))
 
     def _open(self, opening: Opening, frame: Callable[[int], frames.OpenSession | frames.ForkSession]) -> int:
+        if self._state.dropped:
+            # One of those may have the very slot that is wanted.
+            self._state.close_dropped()
         with self._channel.lock:
             self._check_usable()
             number, self._next_session = self._next_session, self._next_session + 1
@@ -112,10 +118,15 @@ class ClientCore:
     def _give_up_opening(self, number: int) -> bool:
         """Nobody will ever hold this session, whatever becomes of it. False if it was refused in this very moment."""
         with self._channel.lock:
-            asked = self._state.opening.pop(number, None) or self._state.sessions.pop(number, None)
-            if asked is not None and self._channel.dead is None:
+            asked = self._state.opening.pop(number, None) is not None
+            reference = self._state.sessions.pop(number, None)
+            session = None if reference is None else reference()
+            if session is not None:
+                session.ended = closed_error(number)
+            asked = asked or reference is not None
+            if asked and self._channel.dead is None:
                 self._channel.outbox.send(frames.CloseSession(number))
-            return asked is not None
+            return asked
 
     def _close_session(self, session: SessionCore) -> None:
         if self._inherited:
@@ -131,12 +142,31 @@ class ClientCore:
                         # Whoever receives sees the same and settles everything; closing has nothing left to do.
                         pass
 
+    def _session_collected(self, session: SessionCore) -> None:
+        """Nobody refers any more to a session that was not closed."""
+        if not is_ours(self._pid) or self._state.closed or self._channel.dead is not None:
+            return
+        session.ended = closed_error(session.session_id)
+        self._state.dropped.append(session.session_id)
+        self._wake()
+        say_dropped(
+            f"session {session.session_id} of model {session.model.name!r}",
+            "use it in a `with` block (`async with`), or call its close()",
+            session,
+        )
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Have sessions closed that were collected. It takes no lock."""
+
     def _replace(self, session: SessionCore, fresh: SessionCore) -> None:
         """``session``, which is lost, stands for ``fresh`` from now on."""
         with self._channel.lock:
             session.become(fresh)
-            if self._state.sessions.get(fresh.session_id) is fresh:
-                self._state.sessions[fresh.session_id] = session
+            if self._state.session(fresh.session_id) is fresh:
+                self._state.sessions[fresh.session_id] = weakref.ref(session)
+            # Nobody has it but under the other name.
+            fresh.ended = closed_error(fresh.session_id)
 
     def _settle(self, session: SessionCore) -> None:
         """What ``session`` stands at counts now: end what has only its end left to come."""
@@ -180,11 +210,12 @@ class ClientCore:
     def _check_usable(self) -> None:
         self._channel.check_alive()
 
-    def _close_state(self) -> None:
-        """Whatever ended it before: from here on it is closed."""
+    def _close_state(self, *, tell: bool = True) -> None:
+        """Whatever ended it before: from here on it is closed. ``tell``: whether anybody can still wait for an answer."""
         error = ClientClosed("the client was closed; make another one")
         self._state.closed = True
-        self._state.end(error)
+        if tell:
+            self._state.end(error)
         self._channel.dead = error
 
     def _forked(self) -> None:

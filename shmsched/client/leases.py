@@ -74,12 +74,14 @@ class _Lease:
     numpy keeps the object whose ``__array_interface__`` it read as the array's base, however often it is sliced.
     """
 
+    _ended: deque[int] | None = None
+
     def __init__(
         self, arena: npt.NDArray[np.uint8], address: int, shape: tuple[int, int], offset: int, ended: deque[int]
     ) -> None:
         self._arena = arena
         self._offset = offset
-        self._ended: deque[int] | None = ended
+        self._ended = ended
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,

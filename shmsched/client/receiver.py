@@ -8,7 +8,6 @@ callers still come; what is awaited by other means (callbacks, ``wait``, streams
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import time
@@ -17,7 +16,8 @@ from collections.abc import Callable
 from shmsched.client.interrupts import Deferred
 from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
-from shmsched.errors import ClientClosed, Full, ShmschedError, SystemLimit
+from shmsched.client.waker import Waker
+from shmsched.errors import ClientClosed, Full, ShmschedError
 from shmsched.saying import say_trace
 from shmsched.wire.link import Link
 
@@ -54,14 +54,11 @@ class Receiver(threading.Thread):
         self._poll = select.poll()
         """The callers' own: a poll object is for one thread at a time."""
         self._poll.register(link.fileno(), select.POLLIN)
-        self._poked = -1
-        try:
-            self._poked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except OSError as e:
-            raise SystemLimit(
-                f"no descriptor is left for a client: {e.strerror}. Close some, or raise the limit (`ulimit -n`)"
-            ) from e
-        self._poll.register(self._poked, select.POLLIN)
+        self._poll_of_thread = select.poll()
+        self._poll_of_thread.register(link.fileno(), select.POLLIN)
+        self._waker: Waker | None = Waker()
+        self._poll.register(self._waker, select.POLLIN)
+        self._poll_of_thread.register(self._waker, select.POLLIN)
         self._answers = 0
         """How many futures the caller that read last has settled and not submitted anew for."""
 
@@ -71,8 +68,10 @@ class Receiver(threading.Thread):
         while not self._ended:
             if self._reading or self._read:
                 self._stand_aside()
-            elif self._link.wait_readable() and not self._reading and self._take_turn():
+            elif (events := self._poll_of_thread.poll()) and not self._reading and self._take_turn():
                 try:
+                    if any(fd != self._link.fileno() for fd, _ in events):
+                        self._woken()
                     self._take_in()
                 finally:
                     self._turn.clear()
@@ -81,21 +80,12 @@ class Receiver(threading.Thread):
         while not self._take_turn():
             time.sleep(PARK_S)
         # A caller that still waited has gone, and no other one will. The client is kept by nothing of ours from here on.
-        self._close()
+        self._waker = None
         del self._make_session
 
     def _take_turn(self) -> bool:
         me = threading.get_ident()
         return self._turn.setdefault("turn", me) == me
-
-    def _close(self) -> None:
-        poked, self._poked = self._poked, -1
-        if poked >= 0:
-            os.close(poked)
-
-    def __del__(self) -> None:
-        # One that was never started, and the copy that a forked child has.
-        self._close()
 
     def _stand_aside(self) -> None:
         # The one that reads has done so since the last look: it waits for something slow, and wakes the thread as it leaves.
@@ -127,7 +117,18 @@ class Receiver(threading.Thread):
     def poke(self) -> None:
         """Have a caller that reads look whether its future is settled: another thread may have cancelled it."""
         if self._reading:
-            os.eventfd_write(self._poked, 1)
+            self.rouse()
+
+    def rouse(self) -> None:
+        """Have whoever reads look around. Takes no lock."""
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
+
+    def _woken(self) -> None:
+        if self._waker is not None:
+            self._waker.rest()
+        self._state.close_dropped()
 
     # --- a caller -------------------------------------------------------------------------------------------------------
 
@@ -149,8 +150,8 @@ class Receiver(threading.Thread):
                 if left is not None and left <= 0:
                     break
                 events = self._poll.poll(None if left is None else 1000 * left)
-                if len(events) > 1 or (events and events[0][0] == self._poked):
-                    os.eventfd_read(self._poked)
+                if len(events) > 1 or (events and events[0][0] != self._link.fileno()):
+                    self._woken()
                 elif events:
                     self._take_in()
         except ShmschedError:

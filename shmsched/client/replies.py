@@ -7,6 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 from shmsched.errors import ShmschedError, StepCancelled
+from shmsched.not_copied import NotCopied
 from shmsched.steps import Response
 
 
@@ -47,7 +48,7 @@ class SampledToken(NamedTuple):
     """When it came, in seconds of ``time.monotonic()``."""
 
 
-class TokenStream(Reply):
+class TokenStream(NotCopied, Reply):
     """The tokens of a generation that the scheduler drives, as they come.
 
     ``taken`` counts those that its consumer has taken. The session holds the prompt and all tokens but the last that came:

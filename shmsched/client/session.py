@@ -31,6 +31,11 @@ class Session(SessionCore):
         super().__init__(session_id, model, engine, seed, options)
         self._client = client
 
+    def __del__(self) -> None:
+        client = getattr(self, "_client", None)
+        if client is not None and self.ended is None:
+            client._session_collected(self)
+
     def submit(
         self,
         tokens: Tokens,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
 from shmsched.memory.layouts import SAMPLING
+from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from shmsched.client.replies import TokenStream
 
 
-class SessionCore:
+class SessionCore(NotCopied):
     """One sequence's state in one engine, as its client holds it. What changes is guarded by the client's lock."""
 
     def __init__(self, session_id: int, model: Model, engine: int, seed: int, options: bytes = b"") -> None:

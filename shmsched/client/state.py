@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +43,8 @@ class Opening(NamedTuple):
     options: bytes
 
 
-MakeSession = Callable[[frames.SessionOpened, Opening], SessionCore]
+MakeSession = Callable[[frames.SessionOpened, Opening], SessionCore | None]
+"""Makes what the scheduler has opened; None where the client that asked for it is gone."""
 
 
 class ClientState:
@@ -51,7 +54,10 @@ class ClientState:
         self.channel = channel
         self.models = models
         self.daemon_pid = daemon_pid
-        self.sessions: dict[int, SessionCore] = {}
+        self.sessions: dict[int, weakref.ref[SessionCore]] = {}
+        """By number those that have not ended. Whoever uses a session keeps it; one that nobody keeps is closed."""
+        self.dropped: deque[int] = deque()
+        """Sessions that were collected before they were closed. Finalizers append to it, with no lock."""
         self.opening: dict[int, Opening] = {}
         self.arena: Answer | None = None
         """The answer to the question for an arena, once asked."""
@@ -79,7 +85,8 @@ class ClientState:
                     _fail(asked.answer, error_of(code, text))
             case frames.SessionEnded(session, code, text):
                 with self.channel.lock:
-                    lost = self.sessions.pop(session, None)
+                    reference = self.sessions.pop(session, None)
+                    lost = None if reference is None else reference()
                     if lost is not None:
                         lost.ended = error_of(code, text)
             case frames.Model():
@@ -114,10 +121,35 @@ class ClientState:
             if asked is None:
                 # Its opener gave up waiting, and its CloseSession is on the way.
                 return
-            session = make_session(message, asked)
-            self.sessions[message.session] = session
+            session = None if asked.answer.done() else make_session(message, asked)
+            if session is None:
+                self._send_close(message.session)
+                return
+            self.sessions[message.session] = weakref.ref(session)
         if not asked.answer.done():
             asked.answer.set_result(session)
+
+    def session(self, number: int) -> SessionCore | None:
+        """The session with this number, if it has not ended."""
+        reference = self.sessions.get(number)
+        return None if reference is None else reference()
+
+    def close_dropped(self) -> None:
+        """Tell the scheduler of sessions that were collected."""
+        with self.channel.lock:
+            while self.dropped:
+                # Said before it is forgotten: an interrupt may come between. Said twice, it is ignored.
+                self.sessions.pop(self.dropped[0], None)
+                self._send_close(self.dropped[0])
+                self.dropped.popleft()
+
+    def _send_close(self, number: int) -> None:
+        if self.channel.dead is None:
+            try:
+                self.channel.outbox.send(frames.CloseSession(number))
+            except SchedulerDied:
+                # Whoever receives sees the same and settles everything; closing has nothing left to do.
+                pass
 
     # --- the end --------------------------------------------------------------------------------------------------------
 
@@ -133,8 +165,10 @@ class ClientState:
         with self.channel.lock:
             opening = list(self.opening.values())
             self.opening.clear()
-            for session in self.sessions.values():
-                session.ended = session.ended or error
+            for reference in self.sessions.values():
+                session = reference()
+                if session is not None:
+                    session.ended = session.ended or error
             self.sessions.clear()
             arena = self.arena
         for asked in opening:

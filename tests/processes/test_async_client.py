@@ -16,7 +16,7 @@ import pytest
 import shmsched
 
 from processes.expected import VOCAB, echoes
-from processes.loops import Run
+from processes.loops import DEADLINE, Run
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,79 @@ def test_cancelling_a_task_cancels_its_step_and_the_session_goes_on_from_before_
         run(main(cluster.socket))
 
 
+def test_steps_are_submitted_in_the_order_of_the_calls(cluster: shmsched.Cluster, run: Run) -> None:
+    """Whichever is awaited first, and also if none is."""
+
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
+            first, second = session.submit([1]), session.submit([2, 3])
+            third = session.submit([4], sampling=None)
+            stream = session.stream([5], further=2)
+            assert session.position == 3, "the first raw step waits for the arena, and the stream stands behind it"
+            assert [(await (await stream).next()).token for _ in range(3)] == echoes([1, 2, 3, 4, 5], 3)
+            logits = (await third).logits
+            assert logits is not None
+            assert int(logits.data[0].argmax()) == echoes([1, 2, 3, 4], 1)[0]
+            assert (await second).tokens.tolist() == echoes([1, 2, 3], 1)
+            assert (await first).tokens.tolist() == echoes([1], 1)
+            assert (await first).tokens.tolist() == echoes([1], 1)
+            session.submit([9], position=0)
+            assert (await session.submit([8])).tokens.tolist() == echoes([9, 8], 1)
+
+    run(main())
+
+
+def test_what_is_submitted_is_a_coroutine_to_whoever_takes_one(cluster: shmsched.Cluster, run: Run) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
+            steps = [session.submit([i], position=0) for i in range(4)]
+            task = asyncio.create_task(steps[0])
+            one = await asyncio.wait_for(steps[1], DEADLINE)
+            two, three = await asyncio.gather(steps[2], steps[3])
+            answers = [response.tokens.tolist() for response in (await task, one, two, three)]
+            assert answers == [echoes([i], 1) for i in range(4)]
+
+    run(main())
+
+
+def test_refusals_are_raised_by_the_call(cluster: shmsched.Cluster, run: Run) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
+            with pytest.raises(shmsched.InvalidRequest, match="outside the vocabulary"):
+                session.submit([VOCAB])
+            with pytest.raises(shmsched.InvalidRequest, match="it goes on at 0"):
+                session.submit([1], position=5)
+            assert (await session.submit([1])).tokens.tolist() == echoes([1], 1)
+        with pytest.raises(shmsched.ClientClosed):
+            session.submit([1])
+
+    run(main())
+
+
+def test_a_task_cancelled_before_it_began_cancels_its_step(run: Run) -> None:
+    async def main(socket: str) -> None:
+        async with shmsched.AsyncClient(socket=socket) as client, client.open_session() as session:
+            await session.submit([1])
+            task = asyncio.create_task(session.submit([2]))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert session.position == 1
+            waiting = [session.submit(np.full(19_000, i, np.int32), position=1) for i in range(20)]
+            last = asyncio.create_task(waiting[-1])
+            await asyncio.sleep(0)
+            last.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await last
+            with pytest.raises(shmsched.StepCancelled):
+                await waiting[-1]
+            for i, step in enumerate(waiting[:-1]):
+                assert (await step).tokens.tolist() == echoes([1, *[i] * 19_000], 1)
+
+    with shmsched.launch(f"echo?vocab={VOCAB}&step_us=2000", max_prefill_chunk_size=8192) as cluster:
+        run(main(cluster.socket))
+
+
 def test_tasks_that_wait_for_room_go_in_order_and_full_is_said(cluster: shmsched.Cluster, run: Run) -> None:
     async def main() -> None:
         async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
@@ -111,17 +184,14 @@ def test_tasks_that_wait_for_room_go_in_order_and_full_is_said(cluster: shmsched
 def test_nobody_goes_before_those_who_wait_for_room(
     cluster: shmsched.Cluster, run: Run, wanted: dict[str, Any]
 ) -> None:
-    """Not in the moment either in which one of them has gone and the next one is not awake yet."""
-
     async def main() -> None:
         async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
-            await session.submit([1])
-            async with client._next_in_line():
-                waiting = asyncio.create_task(session.submit([2]))
-                await asyncio.sleep(0)
-                late = asyncio.create_task(session.submit([3], **wanted))
-            assert (await late).tokens.tolist() == echoes([1, 2, 3], 1)
-            assert (await waiting).tokens.tolist() == echoes([1, 2], 1)
+            # More than the token ring holds: the last of them wait, whoever comes next for one cell of it behind them.
+            prompts = [session.submit(np.full(19_000, i, np.int32), position=0) for i in range(20)]
+            later = [session.submit([2], **wanted), session.submit([3], **wanted)]
+            answers = [(await step).tokens.tolist() for step in reversed([*prompts, *later])]
+            fed = [19] * 19_000
+            assert answers[:3] == [echoes([*fed, 2, 3], 1), echoes([*fed, 2], 1), echoes(fed, 1)]
 
     run(main())
 

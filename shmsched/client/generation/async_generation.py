@@ -50,6 +50,7 @@ class AsyncGeneration(Outcome):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __anext__(self) -> int:
+        self._session._client._check_here()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             effect = self._resume()
@@ -66,6 +67,7 @@ class AsyncGeneration(Outcome):
 
     async def increments(self) -> AsyncIterator[str]:
         """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
+        self._session._client._check_here()
         stream = None if self._course.gate is not None else self._text_stream()
         if stream is not None:
             for token in self._course.given:
@@ -87,6 +89,7 @@ class AsyncGeneration(Outcome):
         """Cancel what has not come yet. Idempotent."""
         if self._reason is not None or self._pid != os.getpid():
             return
+        self._session._client._check_here()
         if self._loop is None:
             self._plan.close()
             self._end(FinishReason.CANCELLED)
@@ -96,6 +99,7 @@ class AsyncGeneration(Outcome):
             effect = await self._advance(effect)
 
     async def __aenter__(self) -> AsyncGeneration:
+        self._session._client._check_here()
         return self
 
     async def __aexit__(

@@ -11,6 +11,7 @@ from shmsched.client.generation.distribution import draw, probabilities
 from shmsched.client.generation.effects import Await, Plan, Submit, TokenArray
 from shmsched.engine.sampling import UnusableLogits, uniform
 from shmsched.errors import InvalidRequest, StepError, StepFailed, Unsupported
+from shmsched.not_copied import NotCopied
 from shmsched.params import GREEDY, SamplingParams
 from shmsched.steps import Tokens
 
@@ -68,7 +69,7 @@ def _ends_of(tokens: TokenArray, size: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero(found) + size
 
 
-class EngineDraft:
+class EngineDraft(NotCopied):
     """Lets a smaller model of the same vocabulary guess, in a session of its own on the same daemon.
 
     The session is the drafter's: it follows the text by itself, by rewinding. If it is lost, the generation goes on without

@@ -12,6 +12,7 @@ from shmsched.client.generation.effects import Effect, Left, Plan, TokenArray
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.generation.timings import Clock, Timings
 from shmsched.client.session_core import SessionCore
+from shmsched.not_copied import NotCopied
 
 
 def _given_up(error: BaseException) -> bool:
@@ -19,7 +20,7 @@ def _given_up(error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, concurrent.futures.CancelledError | Left)
 
 
-class Outcome:
+class Outcome(NotCopied):
     """The tokens of a generation so far, and how it ended."""
 
     def __init__(self, session: SessionCore, course: Course, plan: Plan[None], context: TokenArray) -> None:

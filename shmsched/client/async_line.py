@@ -1,0 +1,178 @@
+"""Who waits for room in an asynchronous client: in order of arrival, and none of them driven by the task that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+
+from shmsched.client.async_replies import AsyncStream
+from shmsched.client.leases import ClientArena
+from shmsched.client.one_loop import InOneLoop
+from shmsched.client.replies import Reply
+from shmsched.client.submission import Submission
+from shmsched.errors import Full, ShmschedError, StepCancelled
+from shmsched.memory.segment import Segment
+from shmsched.wire import frames
+
+ARENA = "the logits arena is being made"
+BEHIND = "other submissions wait for room already"
+
+
+class Place:
+    """A submission's place in the line. Its ``future`` says that it has gone, or why it never will."""
+
+    def __init__(
+        self, submission: Submission, reply: Reply, block: bool, timeout: float | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.submission = submission
+        self.reply = reply
+        self.block = block
+        """Whether to wait for room. One that does not waits for the arena only."""
+        self.timeout = timeout
+        self.timer: asyncio.TimerHandle | None = None
+        self.lacking = ""
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def gone(self, error: Exception | None = None) -> None:
+        """It is submitted, or never will be."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+            return
+        self.future.set_exception(error)
+        # Nobody need ever ask what became of it.
+        self.future.exception()
+
+    async def taken(self) -> None:
+        """Wait until it is submitted. Raises why it never will be. A task that is cancelled here may wait again."""
+        if not self.future.done():
+            await asyncio.wait([self.future])
+        self.future.result()
+
+
+class SubmissionLine(InOneLoop):
+    """The submitting half of an asynchronous client. Everything happens on its loop's thread."""
+
+    def __init__(self, arena_bytes: int | None) -> None:
+        super().__init__(arena_bytes)
+        self._line: deque[Place] = deque()
+        """Nobody goes before those in here."""
+
+    @abstractmethod
+    def _submitted(self) -> None:
+        """Something waits in the outbox. The caller holds the lock."""
+
+    def _put(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> Place | None:
+        """Submit it now, or have it submitted once there is room and those before it have gone.
+
+        Raises Full where waiting is not wanted, and why it can never be submitted.
+        """
+        lacking: str | None = BEHIND
+        if not self._line:
+            lacking = self._try(submission, reply)
+            if lacking is None:
+                return None
+        if not block and lacking is not ARENA:
+            raise Full(f"{lacking}; submit with block=True to wait")
+        place = Place(submission, reply, block, timeout, self._own_loop)
+        self._line.append(place)
+        if lacking is not ARENA:
+            self._waits(place, lacking)
+        return place
+
+    def _try(self, submission: Submission, reply: Reply) -> str | None:
+        """Submit it if there is room. Returns what is lacking; ``_advance`` is called once that may have changed."""
+        channel = self._channel
+        with channel.lock:
+            lacking = channel.place(submission)
+            if lacking is not None:
+                channel.room_came = self._room_came
+                return lacking
+            if submission.raw_rows and channel.arena is None:
+                self._ask_for_arena()
+                return ARENA
+            channel.submit(submission, reply)
+            self._submitted()
+            return None
+
+    def _waits(self, place: Place, lacking: str | None) -> None:
+        place.lacking = lacking or ""
+        if place.timer is None and place.timeout is not None:
+            place.timer = self._own_loop.call_later(place.timeout, self._out_of_time, place)
+
+    def _out_of_time(self, place: Place) -> None:
+        if self._leave(place):
+            place.gone(Full(f"{place.lacking}, and waiting {place.timeout:g} s did not change that"))
+
+    def _leave(self, place: Place) -> bool:
+        """It does not wait any longer. False if it had gone already."""
+        if place not in self._line:
+            return False
+        self._line.remove(place)
+        # Whoever stood behind it may need less.
+        self._room_came()
+        return True
+
+    def _give_up(self, reply: Reply, place: Place | None) -> None:
+        """Whoever waited for it does not any more. Nothing happens elsewhere than in the client's own loop."""
+        if asyncio._get_running_loop() is not self._loop:
+            return
+        if place is not None and self._leave(place):
+            place.gone(StepCancelled("whoever submitted it did not wait until there was room"))
+            return
+        if isinstance(reply, AsyncStream):
+            reply.cancel()
+        else:
+            self._channel.withdraw(reply)
+
+    def _room_came(self) -> None:
+        """Called with the lock held or without: what is done about it is done later."""
+        if self._line and not self._own_loop.is_closed():
+            self._own_loop.call_soon(self._advance)
+
+    def _advance(self) -> None:
+        """Submit whoever can go now, in order."""
+        while self._line:
+            place = self._line[0]
+            try:
+                lacking = self._try(place.submission, place.reply)
+                if lacking is ARENA:
+                    return
+                if lacking is not None and not place.block:
+                    raise Full(f"{lacking}; submit with block=True to wait")
+            except Exception as e:
+                self._line.popleft()
+                place.gone(e)
+                continue
+            if lacking is not None:
+                self._waits(place, lacking)
+                return
+            self._line.popleft()
+            place.gone()
+
+    def _ask_for_arena(self) -> None:
+        """Have the arena made, if that is not under way. The caller holds the lock."""
+        state = self._state
+        if state.arena is None:
+            size = self._arena_size()
+            answer: asyncio.Future[Segment] = self._own_loop.create_future()
+            answer.add_done_callback(self._arena_came)
+            state.arena = answer
+            self._channel.outbox.send(frames.OpenArena(size))
+
+    def _arena_came(self, answer: asyncio.Future[Segment]) -> None:
+        try:
+            if self._channel.arena is None:
+                self._channel.arena = ClientArena(answer.result())
+        except (ShmschedError, OSError) as e:
+            # The next raw step may ask again: there may be room by then.
+            if self._state.arena is answer:
+                self._state.arena = None
+            for place in [place for place in self._line if place.submission.raw_rows]:
+                self._line.remove(place)
+                place.gone(type(e)(str(e)))
+        self._advance()

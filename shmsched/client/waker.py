@@ -1,0 +1,39 @@
+"""Waking a thread that polls, from anywhere: a finalizer too, for it takes no lock."""
+
+from __future__ import annotations
+
+import os
+
+from shmsched.errors import SystemLimit
+from shmsched.limits import lacking
+
+
+class Waker:
+    """To be polled beside other descriptors. Its own is closed with the last reference to it: whoever is about to wake somebody
+    has one, and so never writes into what has taken the number since."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        try:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as e:
+            raise SystemLimit(f"a client needs a descriptor: {lacking(e)}") from e
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def wake(self) -> None:
+        """Have whoever polls look, now or the next time that it polls."""
+        os.eventfd_write(self._fd, 1)
+
+    def rest(self) -> None:
+        """Whoever polls has woken."""
+        try:
+            os.eventfd_read(self._fd)
+        except BlockingIOError:
+            # Another one has seen it first.
+            pass
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)

@@ -1,0 +1,18 @@
+"""What lives in one process and must not be copied: it would be a second owner of one connection."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NoReturn
+
+
+class NotCopied:
+    """``pickle``, ``copy`` and whatever is built on them (spawned processes, joblib, Dask) are refused with what to do instead."""
+
+    __slots__ = ()
+
+    _instead: ClassVar[str] = "make a Client there, with socket= of the same daemon"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: it belongs to a connection of this process; {self._instead}"
+        )
