@@ -66,6 +66,7 @@ def command(
         if not tokens:
             raise InvalidRequest("the prompt has no tokens; give it some text, or leave out --raw-prompt")
         generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling)
+        generation.nothing_follows()
         try:
             for text in generation.increments():
                 print(show(text), end="", flush=True)

@@ -13,6 +13,7 @@ from shmsched.client.async_session import AsyncSession, OpeningSession
 from shmsched.client.async_submitting import AsyncSubmitting
 from shmsched.client.collected import is_ours, say_dropped, weakly
 from shmsched.client.state import Opening
+from shmsched.client.submission import waiting_until
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -122,7 +123,7 @@ class AsyncClient(AsyncSubmitting):
                         await reply.wait_until_done()
                 # One of them may have failed.
                 length = self._fork_length(parent, length if upto is not None else None)
-                history = parent.history[:length]
+                history, stands = parent.history[:length], parent.stands_at(length)
                 if parent.model.supports_fork:
                     answer: asyncio.Future[AsyncSession] = asyncio.get_running_loop().create_future()
                     number = self._ask_for_fork(answer, parent, length, seed)
@@ -132,12 +133,13 @@ class AsyncClient(AsyncSubmitting):
                         if not block:
                             raise
                     else:
-                        self._forked_from(child, history)
+                        self._forked_from(child, history, stands)
                         return child
                 child = await self.open_session(model=parent.model.name, options=parent.options, seed=seed, block=block)
                 try:
                     if length:
                         await child.submit(history, output_rows=OutputRows.NONE)
+                    child.rest(length, *stands)
                 except BaseException:
                     await child.close()
                     raise
@@ -153,7 +155,7 @@ class AsyncClient(AsyncSubmitting):
         self._replace(session, fresh)
 
     def _make_session(self, opened: frames.SessionOpened, asked: Opening) -> AsyncSession:
-        model = self._state.models[opened.model]
+        model = self._model_of(opened)
         return AsyncSession(self, opened.session, model, opened.engine, asked.seed, asked.options)
 
     # --- steps ----------------------------------------------------------------------------------------------------------
@@ -168,10 +170,11 @@ class AsyncClient(AsyncSubmitting):
         stop: Sequence[str] = (),
         seed: int | None = None,
         options: bytes = b"",
+        deadline: float | None = None,
     ) -> AsyncIterator[str]:
         """The text that ``model`` goes on with after ``prompt``, as ``Client.generate_text`` gives it."""
         self._check_here()
-        return self._generate_text(prompt, model, max_new_tokens, sampling, stop, seed, options)
+        return self._generate_text(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
 
     async def _generate_text(
         self,
@@ -182,10 +185,16 @@ class AsyncClient(AsyncSubmitting):
         stop: Sequence[str],
         seed: int | None,
         options: bytes,
+        deadline: float | None,
     ) -> AsyncIterator[str]:
-        async with self.open_session(model=model, options=options, seed=seed) as session:
+        with waiting_until(deadline) as timeout:
+            session = await self.open_session(model=model, options=options, seed=seed, timeout=timeout)
+        async with session:
             tokens = session.model.tokenizer.encode(prompt, bos=True)
-            generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
+            generation = session.generate(
+                tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
+            )
+            generation.nothing_follows()
             async for text in generation.increments():
                 yield text
 

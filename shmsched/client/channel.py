@@ -219,8 +219,8 @@ class Channel:
             session, first, position = submission.session, submission.first_request, submission.start
             if isinstance(reply, TokenStream):
                 position = reply.resume_at
-            elif not session.supports_rewind:
-                # An engine that cannot rewind keeps the chunks that have run.
+            elif not session.rewinds.reach(position):
+                # An engine that cannot rewind to there keeps the chunks that have run.
                 first = next(r for r in range(first, reply.last_request + 1) if r in self._pending)
                 position = submission.position_of(first)
             # What was submitted after it goes with it, also where that had rewound the session further.

@@ -20,7 +20,7 @@ from shmsched.client.replies import Reply
 from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, MakeSession, Opening
-from shmsched.client.submission import LAST, Submission, continued
+from shmsched.client.submission import LAST, Submission, continued, waiting_until
 from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
 from shmsched.params import GREEDY, OutputRows, SamplingParams
@@ -109,7 +109,7 @@ class Client(ClientCore):
             raise Full(f"session {parent.session_id} cannot be forked: its steps have not run within {timeout:g} s")
         # One of them may have failed.
         length = self._fork_length(parent, length if upto is not None else None)
-        history = parent.history[:length]
+        history, stands = parent.history[:length], parent.stands_at(length)
         if parent.model.supports_fork:
             answer: Future[Session] = Future()
             number = self._ask_for_fork(answer, parent, length, seed)
@@ -119,7 +119,7 @@ class Client(ClientCore):
                 if not block:
                     raise
             else:
-                self._forked_from(child, history)
+                self._forked_from(child, history, stands)
                 return child
         child = self.open_session(
             model=parent.model.name, options=parent.options, seed=seed, block=block, timeout=_left(deadline)
@@ -127,6 +127,7 @@ class Client(ClientCore):
         try:
             if length:
                 child.submit(history, output_rows=OutputRows.NONE).result(_left(deadline))
+            child.rest(length, *stands)
         except BaseException:
             child.close()
             raise
@@ -148,16 +149,23 @@ class Client(ClientCore):
         stop: Sequence[str] = (),
         seed: int | None = None,
         options: bytes = b"",
+        deadline: float | None = None,
     ) -> Iterator[str]:
         """The text that ``model`` goes on with after ``prompt``, in increments at character boundaries, in a session of its own.
 
         The prompt gets the token for the beginning of a text in front. The text ends at the model's stop tokens, before a text of
-        ``stop``, after ``max_new_tokens``, or when the session is full. Leaving the loop over it cancels the rest. Raises what
-        ``open_session`` and ``Session.generate`` raise, Unsupported for a model without a tokenizer, as it begins.
+        ``stop``, after ``max_new_tokens``, or when the session is full. Leaving the loop over it cancels the rest. deadline: as for
+        ``Session.generate``; it holds for the wait for a slot too. Raises what ``open_session`` and ``Session.generate`` raise,
+        Unsupported for a model without a tokenizer, as it begins.
         """
-        with self.open_session(model=model, options=options, seed=seed) as session:
+        with waiting_until(deadline) as timeout:
+            session = self.open_session(model=model, options=options, seed=seed, timeout=timeout)
+        with session:
             tokens = session.model.tokenizer.encode(prompt, bos=True)
-            generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop)
+            generation = session.generate(
+                tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
+            )
+            generation.nothing_follows()
             yield from generation.increments()
 
     def submit(
@@ -349,7 +357,7 @@ def _session_maker(client: Client) -> MakeSession:
         client = reference()
         if client is None:
             return None
-        model = client._state.models[opened.model]
+        model = client._model_of(opened)
         return Session(client, opened.session, model, opened.engine, asked.seed, asked.options)
 
     return make_session

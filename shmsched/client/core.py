@@ -18,11 +18,12 @@ from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
-from shmsched.errors import ClientClosed, Full, InvalidRequest, SchedulerDied, UsedAfterFork
+from shmsched.errors import ClientClosed, Full, InvalidRequest, ProtocolError, SchedulerDied, UsedAfterFork
 from shmsched.memory.layouts import LOGIT_SIZE
 from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
 from shmsched.wire import frames
+from shmsched.wire.frames import Rewinds
 from shmsched.wire.link import Link
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ class ClientCore(NotCopied):
             if not 0 < self._arena_bytes <= most:
                 raise InvalidRequest(f"arena_bytes is {self._arena_bytes}; the daemon allows 1 to {most}")
             return self._arena_bytes
-        rows = max(
-            ((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in self._state.models.values()), default=0
-        )
+        # An open session's engine may take larger chunks than all engines of its model do.
+        open_now = [reference() for reference in list(self._state.sessions.values())]
+        models = [*self._state.models.values(), *(session.model for session in open_now if session is not None)]
+        rows = max(((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in models), default=0)
         return min(most, max(LEAST_ARENA, rows * LOGIT_SIZE))
 
     # --- sessions -------------------------------------------------------------------------------------------------------
@@ -90,6 +92,15 @@ class ClientCore(NotCopied):
             Opening(answer, _seed(seed), options),
             lambda number: frames.OpenSession(number, how, model or "", options),
         )
+
+    def _model_of(self, opened: frames.SessionOpened) -> Model:
+        """The model of a session, as its own engine serves it. Raises ProtocolError."""
+        model = self._state.models.get(opened.model)
+        if model is None or len(opened.limits) < len(frames.SessionLimits._fields):
+            raise ProtocolError(
+                f"session {opened.session} of model {opened.model!r} is open, of which nothing was said"
+            )
+        return model.within(frames.SessionLimits(*opened.limits[: len(frames.SessionLimits._fields)]))
 
     def _no_slot(self, what: str, timeout: float) -> Full:
         """That nobody opened a session in time."""
@@ -184,17 +195,18 @@ class ClientCore(NotCopied):
         stream = session._stream
         if session._course is course and stream is not None and not (stream.ended or stream.withdrawn):
             # An interrupt has come before the generation knew of it.
-            if session.supports_rewind:
+            if session.rewinds is Rewinds.ANYWHERE:
                 stream.cancel()
             else:
                 stream.halt()
         with self._channel.lock:
-            session.leave(course, rest.position, rest.unfed)
+            session.leave(course, rest.position, rest.unfed, rest.held)
 
     def _fork_length(self, parent: SessionCore, upto: int | None) -> int:
         with self._channel.lock:
             self._check_usable()
             parent.check_open()
+            parent.settle()
             length = parent.position if upto is None else upto
             if not isinstance(length, int) or not 0 <= length <= parent.position:
                 raise InvalidRequest(
@@ -202,10 +214,13 @@ class ClientCore(NotCopied):
                 )
             return length
 
-    def _forked_from(self, child: SessionCore, tokens: npt.NDArray[np.int32]) -> None:
-        """The engine has given ``child`` these tokens."""
+    def _forked_from(
+        self, child: SessionCore, tokens: npt.NDArray[np.int32], stands: tuple[int | None, str | None]
+    ) -> None:
+        """The engine has given ``child`` these tokens. ``stands``: as ``SessionCore.stands_at`` gave it of its parent."""
         with self._channel.lock:
             child.submitted(0, 0, tokens.tobytes())
+            child.rest(len(tokens), *stands)
 
     def _check_usable(self) -> None:
         self._channel.check_alive()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Protocol
@@ -11,6 +11,7 @@ from shmsched.engine.contract import EngineInfo
 from shmsched.errors import Unsupported
 from shmsched.steps import Tokens
 from shmsched.wire import frames
+from shmsched.wire.frames import Rewinds
 
 TOKENIZERS = "shmsched.tokenizers"
 
@@ -26,12 +27,17 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model and the limits in force for its sessions (the smallest of its engines' and the daemon's)."""
+    """A model and the limits in force for its sessions.
+
+    In ``client.models``: what any session of it can rely on, the smallest of its engines' limits and what all of them can do. As
+    ``session.model``: what the engine of that session can take and do, which may be more.
+    """
 
     info: EngineInfo
     engines: int
     """How many engines serve it now."""
     supports_rewind: bool
+    """To the beginning at least; to anywhere, if ``info.rewinds_anywhere`` too."""
     supports_fork: bool = False
 
     @property
@@ -67,8 +73,16 @@ class Model:
             raise Unsupported(f"model {self.info.model!r} has no tokenizer; pass tokens")
         return _load_tokenizer(self.info.tokenizer)
 
+    @property
+    def rewinds(self) -> Rewinds:
+        """Where a session can be taken back to."""
+        if not self.supports_rewind:
+            return Rewinds.NOWHERE
+        return Rewinds.ANYWHERE if self.info.rewinds_anywhere else Rewinds.TO_THE_BEGINNING
+
     @classmethod
     def of(cls, message: frames.Model) -> Model:
+        rewinds = Rewinds.of(message.rewinds)
         info = EngineInfo(
             model=message.model,
             vocab_size=message.vocab_size,
@@ -78,9 +92,26 @@ class Model:
             max_decode_sequences=message.max_decode_sequences,
             max_prefill_chunk_size=message.max_prefill_chunk_size,
             tokenizer=message.tokenizer or None,
+            rewinds_anywhere=rewinds is not Rewinds.TO_THE_BEGINNING,
             stop_tokens=message.stop_tokens,
         )
-        return cls(info, message.engines, bool(message.supports_rewind), bool(message.supports_fork))
+        return cls(info, message.engines, rewinds is not Rewinds.NOWHERE, bool(message.supports_fork))
+
+    def within(self, limits: frames.SessionLimits) -> Model:
+        """The same with what the engine of one session can take and do."""
+        chunk, rewinds = limits.max_prefill_chunk_size, Rewinds.of(limits.rewinds)
+        info = replace(
+            self.info,
+            max_session_tokens=limits.max_session_tokens,
+            max_batch_size=2 * chunk + (self.info.max_decode_sequences or 1),
+            max_prefill_chunk_size=chunk,
+            rewinds_anywhere=rewinds is not Rewinds.TO_THE_BEGINNING,
+        )
+        fork = bool(limits.supports_fork)
+        if info == self.info and (rewinds, fork) == (self.rewinds, self.supports_fork):
+            # As it nearly always is: the sessions of a model share it.
+            return self
+        return Model(info, self.engines, rewinds is not Rewinds.NOWHERE, fork)
 
 
 @cache

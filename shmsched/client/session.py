@@ -104,6 +104,10 @@ class Session(SessionCore):
         deadline: a time of ``time.monotonic()``; a step that was not handed to an engine by then fails.
         continuation: let the scheduler go from token to token by itself, where nothing above forbids it.
 
+        A generation that ``max_new_tokens`` cuts within a character, or where a stop text may have begun, holds that text back:
+        what is held back belongs to the session, and comes with its next generation, if that has no prompt. A prompt or anything
+        else that is submitted before drops it, as does rewinding; a fork that holds all of the session inherits it.
+
         Raises InvalidRequest or Unsupported for what can never be done, and what ``submit`` raises.
         """
         self._client._settle(self)
@@ -115,7 +119,8 @@ class Session(SessionCore):
     def fork(
         self, upto: int | None = None, *, seed: int | None = None, block: bool = True, timeout: float | None = None
     ) -> Session:
-        """Another session that begins with this one's first ``upto`` tokens (None: all), and goes its own way from there.
+        """Another session that begins with this one's first ``upto`` tokens (None: all), and goes its own way from there. With all of
+        them it also has what a generation sampled last, which was not fed yet, and what that held back of its text.
 
         It waits until they have run. The engine copies them if it can; else they are prefilled again from ``history``, in
         whatever engine of the model has room. seed: of the new session's sampling; None draws one. block, timeout: as for

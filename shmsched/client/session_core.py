@@ -34,6 +34,7 @@ class SessionCore(NotCopied):
         """How its last plain step was sampled, and what such a step wants as it travels, before its ``rows_offset`` and after."""
         self.unfed: int | None = None
         """The token that a generation sampled last, which the session was not fed yet: the next generation begins with it."""
+        self._held: str | None = None
         self._position = 0
         self._fed = array("i")
         self._stream: TokenStream | None = None
@@ -53,6 +54,8 @@ class SessionCore(NotCopied):
         self.chunk_size = model.max_prefill_chunk_size
         self.most_tokens = model.max_session_tokens
         self.supports_rewind = model.supports_rewind
+        self.rewinds = model.rewinds
+        """Where its engine can take it back to."""
 
     @property
     def position(self) -> int:
@@ -111,13 +114,13 @@ class SessionCore(NotCopied):
         """End a generation whose caller has all its tokens, and has not asked in vain for one more."""
         course = self._course
         if course is not None and course.complete:
-            self.leave(course, course.position, course.unfed)
+            self.leave(course, course.position, course.unfed, course.held)
 
-    def leave(self, course: Course, position: int, unfed: int | None) -> None:
+    def leave(self, course: Course, position: int, unfed: int | None, held: str | None) -> None:
         """A generation ends, and leaves the session to go on at ``position``; another one's session is not its concern."""
         if self._course is course:
             self._course = None
-            self.rest(position, unfed)
+            self.rest(position, unfed, held)
 
     def release(self, course: Course) -> None:
         """A generation is over, whatever became of it."""
@@ -136,10 +139,10 @@ class SessionCore(NotCopied):
                     f"position {position!r} in session {self.session_id}; it goes on at {stands_at}, or below to rewind"
                 )
             start = int(position)
-            if start < stands_at and not self.supports_rewind:
+            if start < stands_at and not self.rewinds.reach(start):
                 raise Unsupported(
                     f"position {start} rewinds session {self.session_id} from {stands_at};"
-                    f" model {self.model.name!r} cannot rewind"
+                    f" model {self.model.name!r} {self.rewinds.in_words}"
                 )
         if start + n_tokens > self.most_tokens:
             raise InvalidRequest(
@@ -196,13 +199,23 @@ class SessionCore(NotCopied):
             # What is submitted next knows of this failure, as if it rewound; what was submitted before does not.
             self._fell_back = True
 
-    def rest(self, position: int, unfed: int | None) -> None:
+    def rest(self, position: int, unfed: int | None, held: str | None = None) -> None:
         """A generation leaves the session to go on at ``position``, if it stands there or can rewind to there."""
-        if position < self._position and self.supports_rewind:
+        if position < self._position and self.rewinds.reach(position):
             self._position = position
             # What is submitted next knows of it, as if it rewound.
             self._fell_back = True
-        self.unfed = unfed if position == self._position else None
+        self.unfed, self._held = (unfed, held) if position == self._position else (None, None)
+
+    def stands_at(self, length: int) -> tuple[int | None, str | None]:
+        """What a fork of its first ``length`` tokens goes on with: ``unfed`` and ``held``, if that is all of it."""
+        return (self.unfed, self.held) if length == self._position else (None, None)
+
+    @property
+    def held(self) -> str | None:
+        """What was held back of the text up to ``unfed``, which goes on with what follows; None if nothing of it goes on. A character
+        that is not complete is not in it: its tokens are."""
+        return None if self.unfed is None else self._held
 
     def become(self, other: SessionCore) -> None:
         """Stand for ``other`` from now on: a new session, in whatever engine it is."""

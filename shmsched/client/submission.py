@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shmsched.client.tokens import packed_tokens
-from shmsched.errors import InvalidRequest
+from shmsched.errors import DeadlineExceeded, Full, InvalidRequest
 from shmsched.memory.layouts import SAMPLING
 from shmsched.params import OutputRows, SamplingParams
 from shmsched.steps import Tokens
@@ -93,7 +95,7 @@ class Submission:
         if request_id is not None:
             self.request_id = request_id
         if deadline is not None:
-            self.deadline = _deadline(deadline)
+            self.deadline = checked_deadline(deadline)
         n = len(self.tokens) >> 2
         if n != 1:
             self.n_tokens = n
@@ -172,7 +174,26 @@ def _output_rows(value: object) -> OutputRows:
         raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
 
 
-def _deadline(value: object) -> float:
+@contextmanager
+def waiting_until(deadline: float | None) -> Iterator[float | None]:
+    """Gives how many seconds may be waited for a session to begin with; None without a deadline.
+
+    Raises InvalidRequest if it is none, and DeadlineExceeded where it has passed, by then or while a slot was waited for.
+    """
+    left = None if deadline is None else checked_deadline(deadline) - time.monotonic()
+    if left is not None and left <= 0:
+        raise DeadlineExceeded(
+            f"deadline {deadline!r} was {-left:.3g} s ago as the call was made; nothing was submitted"
+        )
+    try:
+        yield left
+    except Full as e:
+        if left is None:
+            raise
+        raise DeadlineExceeded(f"{e}; by then its deadline had passed, and nothing was submitted") from e
+
+
+def checked_deadline(value: object) -> float:
     """As a frame carries it. Raises InvalidRequest if ``value`` is none."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise InvalidRequest(f"deadline is {value!r}; a time of time.monotonic(), or None, is wanted")

@@ -62,10 +62,11 @@ def admit(
             f"position {position} leaves a gap in session {d.session}, which goes on at {session.next_position}"
             " (an earlier step of it may have failed)"
         )
-    if position < session.next_position and not offer.rewinds:
+    if position < session.next_position and not engine.rewinds.reach(position):
         raise Rejected(
             ErrorCode.UNSUPPORTED,
-            f"position {position} rewinds session {d.session} from {session.next_position}; {offer.model} cannot rewind",
+            f"position {position} rewinds session {d.session} from {session.next_position}; its engine"
+            f" {engine.rewinds.in_words}",
         )
     if not are_tokens:
         _check_vocabulary(tokens, offer.vocab_size)

@@ -243,7 +243,7 @@ class ClientLink:
                 session,
                 ErrorCode.SESSION_LOST,
                 f"session {session.client_id} is lost: a step was cancelled that its engine has taken already, and the engine"
-                " cannot rewind",
+                f" {session.engine.rewinds.in_words if session.engine else ''}",
             )
             return
         daemon.settling.fail_from(session, first, message.position, ErrorCode.CANCELLED, "cancelled by its client")
@@ -251,7 +251,7 @@ class ClientLink:
     @staticmethod
     def _runs_past(session: Session, position: int) -> bool:
         """The engine has taken, or is taking, tokens from ``position`` on, and cannot give them back."""
-        if session.engine is None or session.engine.offer.rewinds:
+        if session.engine is None or session.engine.rewinds.reach(position):
             return False
         queued = (step.position for step in session.outstanding.values() if step.state is StepState.QUEUED)
         return position < next(queued, session.next_position)

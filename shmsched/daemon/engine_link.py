@@ -42,7 +42,7 @@ class EngineState(Enum):
 
 
 READY = EngineState.READY
-ANYWHERE = int(frames.Rewinds.ANYWHERE)
+ANYWHERE = frames.Rewinds.ANYWHERE
 
 
 class EngineLink:
@@ -62,6 +62,7 @@ class EngineLink:
         self.peer = peer
         self.offer = offer
         self.limits = limits
+        self.rewinds = frames.Rewinds.of(offer.rewinds)
         self.state = EngineState.STARTING
         self.since = time.monotonic()
         self.queues: StepQueues[Step] = StepQueues(limits, exclusive_sessions=True)
@@ -186,7 +187,7 @@ class EngineLink:
             or self.state is not READY
             or self.queues.queued
             or self.linger.expected
-            or self.offer.rewinds != ANYWHERE
+            or self.rewinds is not ANYWHERE
         ):
             return False
         if not self._foresight.is_due(self, batch.started, now, daemon):

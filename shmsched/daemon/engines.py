@@ -256,7 +256,8 @@ def _check_interchangeable(offer: frames.Offer, other: frames.Offer) -> None:
 
 
 def _check(offer: frames.Offer) -> None:
-    """Clients are told what it says: what they could not take must not reach them. Raises InvalidRequest."""
+    """Clients are told what it says: what they could not take must not reach them. Raises InvalidRequest or ProtocolError."""
+    frames.Rewinds.of(offer.rewinds)
     EngineInfo(
         model=offer.model,
         vocab_size=offer.vocab_size,

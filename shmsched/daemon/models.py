@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.wire import frames
+from shmsched.wire.frames import Rewinds
 
 
 def tell_models(engines: Iterable[EngineLink], clients: Iterable[ClientLink]) -> None:
-    """Tell ``clients`` of every model: its limits in force (the smallest of its engines') and how many engines are ready."""
+    """Tell ``clients`` of every model: what all its engines can take and do, and how many are ready. What a session's own engine can,
+    they are told with the session."""
     by_model: dict[str, list[EngineLink]] = defaultdict(list)
     for engine in engines:
         if engine.state is EngineState.READY:
@@ -33,9 +35,14 @@ def _model(name: str, engines: list[EngineLink]) -> frames.Model:
         max_decode_sequences=min(e.limits.max_decode_sequences for e in engines),
         max_prefill_chunk_size=min(e.limits.max_prefill_chunk_size for e in engines),
         engines=len(engines),
-        supports_rewind=all(e.offer.rewinds for e in engines),
+        rewinds=_common([e.rewinds for e in engines]),
         supports_fork=all(e.offer.supports_fork for e in engines),
         model=name,
         tokenizer=offer.tokenizer,
         stop_tokens=offer.stop_tokens,
     )
+
+
+def _common(rewinds: list[Rewinds]) -> Rewinds:
+    """What each of them can do."""
+    return next((r for r in (Rewinds.NOWHERE, Rewinds.TO_THE_BEGINNING) if r in rewinds), Rewinds.ANYWHERE)

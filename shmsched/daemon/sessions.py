@@ -124,7 +124,13 @@ class Sessions:
         if session is not None:
             session.state = SessionState.OPEN
             session.client.options_done(session)
-            session.client.tell(frames.SessionOpened(session.client_id, engine.number, engine.offer.model))
+            limits = frames.SessionLimits(
+                engine.offer.max_session_tokens,
+                engine.limits.max_prefill_chunk_size,
+                engine.rewinds,
+                engine.offer.supports_fork,
+            )
+            session.client.tell(frames.SessionOpened(session.client_id, engine.number, engine.offer.model, limits))
 
     def refused(self, engine: EngineLink, message: frames.SlotRefused) -> None:
         """The engine would not open it."""

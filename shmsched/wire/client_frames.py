@@ -29,7 +29,7 @@ class Welcome(NamedTuple):
 
 @frame(17)
 class Model(NamedTuple):
-    """A model and the limits in force for it; sent again when ``engines`` (those ready) changes."""
+    """A model and what every session of it can rely on; sent again when ``engines`` (those ready) changes."""
 
     vocab_size: U32
     max_sessions: U32
@@ -37,18 +37,33 @@ class Model(NamedTuple):
     max_decode_sequences: U32
     max_prefill_chunk_size: U32
     engines: U32
-    supports_rewind: U8
+    rewinds: U8
+    """One of Rewinds: what each of its engines can do."""
     supports_fork: U8
     model: Text
     tokenizer: Text
     stop_tokens: U32s
 
 
+class SessionLimits(NamedTuple):
+    """What a session can rely on: what its engine can take, and do."""
+
+    max_session_tokens: int
+    max_prefill_chunk_size: int
+    rewinds: int
+    """One of Rewinds."""
+    supports_fork: int
+
+
 @frame(18)
 class SessionOpened(NamedTuple):
+    """It is open in ``engine``."""
+
     session: U64
     engine: U64
     model: Text
+    limits: U32s
+    """As SessionLimits has them."""
 
 
 @frame(19)

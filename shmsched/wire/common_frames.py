@@ -5,12 +5,13 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from shmsched.errors import ProtocolError
 from shmsched.wire.codec import F64, U8, U16, U32, U64, Blob, Text, frame
 
 MAGIC = int.from_bytes(b"shmsched", "little")
 MAJOR = 2
 """Peers of another major version are refused in words. The layout of shared memory belongs to it."""
-MINOR = 0
+MINOR = 1
 """A newer minor version may append to a frame; older peers ignore what they do not know."""
 
 
@@ -18,6 +19,30 @@ class Role(IntEnum):
     CLIENT = 1
     ENGINE = 2
     CONTROL = 3
+
+
+class Rewinds(IntEnum):
+    """Where an engine can take a session back to."""
+
+    NOWHERE = 0
+    ANYWHERE = 1
+    TO_THE_BEGINNING = 2
+
+    @classmethod
+    def of(cls, value: int) -> Rewinds:
+        """What a frame says. Raises ProtocolError."""
+        if value not in cls._value2member_map_:
+            raise ProtocolError(f"rewinds is {value}; {', '.join(f'{m.value} ({m.name})' for m in cls)} are known")
+        return cls(value)
+
+    def reach(self, position: int) -> bool:
+        """Whether ``position`` of a longer session can be gone back to."""
+        return self is Rewinds.ANYWHERE or (self is Rewinds.TO_THE_BEGINNING and position == 0)
+
+    @property
+    def in_words(self) -> str:
+        """What an engine can do."""
+        return ("cannot rewind", "can rewind anywhere", "can rewind to the beginning only, position 0")[self]
 
 
 @frame(1)

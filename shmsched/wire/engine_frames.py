@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
 from typing import NamedTuple
 
 from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Buffer, Text, Texts, U32s, frame, shortcut
 from shmsched.wire.framing import framed
 
 # --- engine to scheduler ------------------------------------------------------------------------------------------------
-
-
-class Rewinds(IntEnum):
-    """Where an engine can take a session back to."""
-
-    NOWHERE = 0
-    ANYWHERE = 1
-    TO_THE_BEGINNING = 2
 
 
 @frame(48)

@@ -77,8 +77,8 @@ class Forgetful(Engine):
 class Stateful(Echo):
     """It can rewind to the beginning only."""
 
-    def __init__(self) -> None:
-        super().__init__(vocab=1000)
+    def __init__(self, *, step_us: float = 0.0) -> None:
+        super().__init__(vocab=1000, step_us=step_us)
         self.info = replace(self.info, rewinds_anywhere=False)
 
     def rewind(self, slot: int, length: int) -> None:
@@ -125,6 +125,37 @@ class Overrunning(Echo):
 
 class Rigid(Echo):
     """Echo, but it cannot rewind."""
+
+    rewind = Engine.rewind
+
+
+class Letters(Echo):
+    """Echo with a text: a token is a byte below 128. It can rewind anywhere, and fork."""
+
+    def __init__(self, *, step_us: float = 0.0, max_session_tokens: int = 3000) -> None:
+        super().__init__(vocab=128, step_us=step_us, max_session_tokens=max_session_tokens, model=type(self).__name__)
+        self.info = replace(self.info, tokenizer="bytes")
+
+
+class UnforkableLetters(Letters):
+    fork_session = Engine.fork_session
+
+
+class StatefulLetters(Letters):
+    """It can rewind to the beginning only."""
+
+    def __init__(self, *, step_us: float = 0.0) -> None:
+        super().__init__(step_us=step_us)
+        self.info = replace(self.info, rewinds_anywhere=False)
+
+    def rewind(self, slot: int, length: int) -> None:
+        if length:
+            raise Unsupported("it keeps a state that cannot go back, except to the beginning")
+        super().rewind(slot, length)
+
+
+class RigidLetters(Letters):
+    """It cannot rewind."""
 
     rewind = Engine.rewind
 

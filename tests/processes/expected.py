@@ -7,12 +7,12 @@ from shmsched.workers.echo import advance, answer
 VOCAB = 1000
 
 
-def echoes(fed: list[int], n: int) -> list[int]:
+def echoes(fed: list[int], n: int, vocab: int = VOCAB) -> list[int]:
     """The ``n`` tokens that echo gives after ``fed``, each fed back."""
     h = advance(0, fed)
     tokens = []
     for _ in range(n):
-        tokens.append(answer(h, VOCAB))
+        tokens.append(answer(h, vocab))
         h = advance(h, tokens[-1:])
     return tokens
 

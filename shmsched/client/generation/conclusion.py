@@ -9,11 +9,13 @@ from shmsched.client.generation.effects import Begin, Cancel, Halt, Next, Plan, 
 from shmsched.client.replies import TokenStream
 
 
-def concluding(course: Course, plan: Plan[None], can_rewind: bool) -> Plan[None]:
+def concluding(course: Course, plan: Plan[None], can_rewind: Callable[[], bool]) -> Plan[None]:
     """Run ``plan``. Afterwards the session holds the prompt and all that was sampled but for the last token.
 
     Where the caller leaves or something fails, what the caller was not given is undone, and the session stands as if it had
-    not been sampled. An engine that cannot rewind keeps what has run; what came of it then counts as given.
+    not been sampled. An engine that cannot rewind to anywhere keeps what has run; what came of it then counts as given.
+
+    can_rewind: whether the engine can that the session is in by then.
     """
     yield Begin(course.position, course.unfed)
     try:
@@ -21,7 +23,7 @@ def concluding(course: Course, plan: Plan[None], can_rewind: bool) -> Plan[None]
     except GeneratorExit:
         raise
     except BaseException:
-        yield from leaving(course, can_rewind)
+        yield from leaving(course, can_rewind())
         raise
     yield from _surely(lambda: _resting(course))
 
@@ -44,7 +46,7 @@ def _surely(plan: Callable[[], Plan[None]]) -> Plan[None]:
 
 def _resting(course: Course) -> Plan[None]:
     yield from _withdrawing(course)
-    yield Rest(course.position, course.unfed)
+    yield Rest(course.position, course.unfed, course.held)
 
 
 def _leaving(course: Course, can_rewind: bool) -> Plan[None]:
@@ -54,7 +56,7 @@ def _leaving(course: Course, can_rewind: bool) -> Plan[None]:
     else:
         yield from _keeping(course)
         course.keep()
-    yield Rest(course.position, course.unfed)
+    yield Rest(course.position, course.unfed, course.held)
 
 
 def _withdrawing(course: Course) -> Plan[None]:
@@ -68,10 +70,10 @@ def _keeping(course: Course) -> Plan[None]:
         if isinstance(course.step, TokenStream):
             yield Halt(course.step)
             while True:
-                course.sampled.append((yield Next(course.step)).token)
+                course.take((yield Next(course.step)).token)
         elif course.step is not None:
             response = yield from course.answer()
-            course.sampled += response.tokens.tolist()[:1]
+            course.take(course.token_of(response))
     except Exception:
         # A stream has ended, or a step failed: there is no more to take.
         return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 
 import numpy as np
 
 from shmsched.client.generation.effects import Await, Emit, Handle, Plan, TokenArray
-from shmsched.client.generation.stop_text import TextGate
+from shmsched.client.generation.stop_text import Piece, TextGate
+from shmsched.errors import ShmschedError
 from shmsched.params import SamplingParams
 from shmsched.steps import Response, Tokens
 
@@ -43,13 +44,17 @@ class Course:
         stop_tokens: Collection[int] = (),
         unfed: int | None = None,
         before: TokenArray | None = None,
+        is_last: bool = False,
+        held: str | None = None,
+        goes_on_with: str | None = None,
         gate: TextGate | None = None,
         session_id: int = 0,
     ) -> None:
         """prompt: what is fed first, at ``position``; it begins with ``unfed`` if the session has one.
 
-        most: how many tokens to sample. before: what the session holds up to ``position``, if it is known.
-        session_id: for errors.
+        most: how many tokens to sample. is_last: nothing can follow them. before: what the session holds up to
+        ``position``, if it is known. held: what it holds back of its text; goes_on_with: the same, if this generation's text goes on
+        there. session_id: for errors.
         """
         self.session_id = session_id
         self.sampling = sampling
@@ -57,13 +62,25 @@ class Course:
         self.gate = gate
         self.sampled: list[int] = []
         self.given: list[int] = []
+        self.pieces: list[Piece] = []
+        """Of ``given``, where there is a gate."""
+        self.rest_of_text = ""
+        """What comes behind the text of the last token, up to a stop text within a token, say."""
+        self.goes_on_with = goes_on_with
+        self.is_last = is_last
+        """Nothing follows what it samples, however it ends."""
+        self.reads: Callable[[Course, Response], int] = _sampled
+        """The token that a step gave."""
         self.finish_reason: FinishReason | None = None
+        self.draft_error: ShmschedError | None = None
+        """Why it goes on without drafts, if it does."""
         self.step: Handle | None = None
         """What is on its way."""
-        self._released: deque[int] = deque()
+        self._released: deque[int | Piece] = deque()
         self._prompt = prompt
         self._start = position
         self._most = most
+        self._held_before = held
         self._unfed_before = unfed
         self._before = np.empty(0, np.int32) if before is None else before
 
@@ -111,27 +128,62 @@ class Course:
         self.step = None
         return response
 
+    def token_of(self, response: Response) -> int:
+        """The token that a step gave."""
+        return self.reads(self, response)
+
     def take(self, token: int) -> None:
         """A token was sampled: find out what can be given to the caller now, and whether the generation ends."""
         self.sampled.append(token)
+        if self.finish_reason is not None:
+            return
+        gate = self.gate
         if token in self.stop_tokens:
             self.finish_reason = FinishReason.STOP
-            released = [] if self.gate is None else self.gate.finish()
+        elif gate is None:
+            self._released.append(token)
         else:
-            released = [token] if self.gate is None else self.gate.push(token)
-            if self.gate is not None and self.gate.stopped:
+            self._released += gate.push(token)
+            if gate.stopped:
                 self.finish_reason = FinishReason.STOP
-            elif self.left <= 0:
-                self.finish_reason = FinishReason.LENGTH
-                released += [] if self.gate is None else self.gate.finish()
-        self._released += released
+        if self.finish_reason is None and self.left <= 0:
+            self.finish_reason = FinishReason.LENGTH
+        if gate is not None and self.finish_reason is not None and not gate.stopped:
+            self._released += gate.finish() if self.text_ended else gate.cut()
+        if gate is not None and self.text_ended:
+            self.rest_of_text = gate.rest
+
+    @property
+    def text_ended(self) -> bool:
+        """Nothing can follow what was sampled that its text would go on with."""
+        reason = self.finish_reason
+        return reason is FinishReason.STOP or (reason is FinishReason.LENGTH and self.is_last)
+
+    @property
+    def text(self) -> str:
+        """What comes with the tokens that were given, where there is a gate; and all, once that was all."""
+        all_given = self.finish_reason is not None and not self._released
+        return "".join([piece.text for piece in self.pieces]) + (self.rest_of_text if all_given else "")
+
+    @property
+    def held(self) -> str | None:
+        """What a later generation's text begins with, were this one to end now; None if nothing of it goes on."""
+        if self.text_ended:
+            return None
+        return "".join([piece.held for piece in self.pieces]) if self.given else self._held_before
 
     def giving(self) -> Plan[None]:
         """Give the caller what can be given."""
         while self._released:
-            token = self._released.popleft()
-            self.given.append(token)
-            yield Emit(token)
+            yield Emit(self._give())
+
+    def _give(self) -> int:
+        released = self._released.popleft()
+        if isinstance(released, Piece):
+            self.pieces.append(released)
+            released = released.token
+        self.given.append(released)
+        return released
 
     def undo(self) -> None:
         """What the caller was not given was never sampled."""
@@ -142,5 +194,11 @@ class Course:
 
     def keep(self) -> None:
         """What was sampled stands, and counts as given."""
-        self._released.clear()
-        self.given[:] = self.sampled
+        if self.gate is not None and self.finish_reason is None:
+            self._released += self.gate.cut()
+        while self._released:
+            self._give()
+
+
+def _sampled(course: Course, response: Response) -> int:
+    return int(response.tokens[0])

@@ -79,10 +79,12 @@ class Halt(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Let the session go on at ``position``, at most where it stands, with ``unfed`` sampled and not yet fed."""
+    """Let the session go on at ``position``, at most where it stands, with ``unfed`` sampled and not yet fed, and ``held`` back of
+    the text up to there (None: nothing of it goes on)."""
 
     position: int
     unfed: int | None
+    held: str | None = None
 
 
 class Reopen(NamedTuple):

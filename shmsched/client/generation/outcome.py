@@ -12,7 +12,9 @@ from shmsched.client.generation.effects import Effect, Left, Plan, TokenArray
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.generation.timings import Clock, Timings
 from shmsched.client.session_core import SessionCore
+from shmsched.errors import ShmschedError
 from shmsched.not_copied import NotCopied
+from shmsched.wire.frames import Rewinds
 
 
 def _given_up(error: BaseException) -> bool:
@@ -47,36 +49,52 @@ class Outcome(NotCopied):
         return self._reason
 
     @property
+    def draft_error(self) -> ShmschedError | None:
+        """Why it went on without the drafts of its ``EngineDraft``, if it did: what it gives does not depend on them."""
+        return self._course.draft_error
+
+    @property
     def timings(self) -> Timings:
         return self._clock.timings()
 
     @property
     def text(self) -> str:
-        """The text so far, up to the stop text if one came. Raises Unsupported if the model has no tokenizer."""
-        if self._course.gate is not None:
-            return self._course.gate.text
+        """What ``increments`` gives of the tokens given so far: up to the stop text if one came, and without what is held back.
+        Raises Unsupported if the model has no tokenizer."""
+        course = self._course
+        if course.gate is not None:
+            return course.text
         stream = self._text_stream()
-        return "".join(map(stream.push, self._course.given)) + stream.finish()
+        return "".join(map(stream.push, course.given)) + (stream.finish() if course.text_ended else "")
+
+    def nothing_follows(self) -> None:
+        """Say that no later generation goes on with this one's text: all of it is given then, also where ``max_new_tokens`` cuts it
+        within a character (as U+FFFD) or at what may be the beginning of a stop text. Before its end."""
+        self._course.is_last = True
+
+    @property
+    def held_back(self) -> str:
+        """The text that it held back as it ended, because it may be the beginning of a stop text: a later generation of the session
+        begins with it, where nothing else was fed in between."""
+        return self._course.held or ""
 
     def __repr__(self) -> str:
         state = "running" if self._reason is None else self._reason.value
         return f"<{type(self).__name__} of {self._model.name!r}, {len(self._course.given)} tokens, {state}>"
 
     def _text_stream(self) -> TextStream:
-        return TextStream(self._model.tokenizer.decode, self._context.tolist())
+        return TextStream(self._model.tokenizer.decode, self._context.tolist(), self._course.goes_on_with)
 
     def _increment(self, stream: TextStream | None, token: int) -> str:
         """The text that came with ``token``; ``stream`` where there is no gate."""
         if stream is not None:
             return stream.push(token)
-        assert self._course.gate is not None
-        return self._course.gate.take()
+        return self._course.pieces[-1].text
 
     def _last_increment(self, stream: TextStream | None) -> str:
-        if stream is not None:
-            return stream.finish()
-        assert self._course.gate is not None
-        return self._course.gate.take()
+        if not self._course.text_ended:
+            return ""
+        return self._course.rest_of_text if stream is None else stream.finish()
 
     # --- running the plan -----------------------------------------------------------------------------------------------
 
@@ -103,7 +121,7 @@ class Outcome(NotCopied):
         if inspect.getgeneratorstate(self._plan) != inspect.GEN_CLOSED:
             return self._resume(error=Left())
         # The collector finalizes what it finds together in any order, and found the plan before us.
-        self._plan = leaving(self._course, self._model.supports_rewind)
+        self._plan = leaving(self._course, self._standing.rewinds is Rewinds.ANYWHERE)
         return self._resume()
 
     def _end(self, reason: FinishReason) -> None:

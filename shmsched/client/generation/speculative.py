@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.distribution import verify
-from shmsched.client.generation.drafting import Draft, Drafter, EngineDraft
+from shmsched.client.generation.drafting import Draft, Drafter, EngineDraft, checked
 from shmsched.client.generation.effects import Plan, Submit
 from shmsched.engine.sampling import UnusableLogits
 from shmsched.errors import StepFailed
@@ -12,7 +12,7 @@ from shmsched.params import OutputRows
 from shmsched.steps import Response
 
 
-def speculating(course: Course, drafter: Drafter | EngineDraft, most: int) -> Plan[None]:
+def speculating(course: Course, drafter: Drafter | EngineDraft, most: int, vocab_size: int) -> Plan[None]:
     """Feed the last token and a draft of what follows, take what the model agrees with and the token that it gives then.
 
     A draft that was not drawn is verified against the tokens that the engine samples at its positions: what comes out is what
@@ -23,10 +23,10 @@ def speculating(course: Course, drafter: Drafter | EngineDraft, most: int) -> Pl
     """
     course.step = yield Submit(course.feed, course.position, course.sampling)
     response = yield from course.answer()
-    course.take(int(response.tokens[0]))
+    course.take(course.token_of(response))
     while course.finish_reason is None:
         # The last token that comes is the model's own.
-        draft = yield from _draft(course, drafter, min(course.left, most) - 1)
+        draft = yield from _draft(course, drafter, min(course.left, most) - 1, vocab_size)
         raw = draft.distributions is not None and course.sampling.temperature > 0.0
         sampling = None if raw else course.sampling
         course.step = yield Submit([*course.feed, *draft.tokens], course.position, sampling, OutputRows.ALL)
@@ -40,14 +40,14 @@ def speculating(course: Course, drafter: Drafter | EngineDraft, most: int) -> Pl
     yield from course.giving()
 
 
-def _draft(course: Course, drafter: Drafter | EngineDraft, n: int) -> Plan[Draft]:
+def _draft(course: Course, drafter: Drafter | EngineDraft, n: int, vocab_size: int) -> Plan[Draft]:
     if n < 1:
         return Draft([])
     if isinstance(drafter, EngineDraft):
-        return (yield from drafter.drafting(course.context(), n, course.sampling))
-    draft = drafter.draft(course.context(), n)
-    tokens = [int(token) for token in draft.tokens[:n]]
-    return Draft(tokens, None if draft.distributions is None else draft.distributions[:n])
+        draft = yield from drafter.drafting(course.context(), n, course.sampling)
+        course.draft_error = drafter.error
+        return draft
+    return checked(drafter.draft(course.context(), n), n, vocab_size)
 
 
 def _agreed(course: Course, draft: Draft, response: Response) -> list[int]:

@@ -22,7 +22,7 @@ from shmsched.client.tokens import as_tokens
 from shmsched.errors import InvalidRequest, Unsupported
 from shmsched.params import SamplingParams
 from shmsched.steps import Tokens
-from shmsched.wire.frames import MAX_STOP_TOKENS
+from shmsched.wire.frames import MAX_STOP_TOKENS, Rewinds
 
 OnSessionLost = Literal["raise", "replay"]
 _CONTEXT = 64
@@ -65,37 +65,48 @@ def start(
         raise InvalidRequest("a draft is verified against what the engine samples; pass a logits_processor or a draft")
     if draft is not None:
         _check_draft(session, draft)
+    if isinstance(draft, EngineDraft):
+        draft.error = None
     stops = _stop_tokens(session, stop_tokens)
     position, unfed = session.position, session.unfed
     prompt = _prompt(session, prompt_tokens, unfed)
     history = session.history[:position] if position else np.empty(0, np.int32)
     context = np.concatenate([history[-_CONTEXT:], prompt])[-max(_CONTEXT, len(prompt)) :]
     # The last sampled token does not enter the session. At least one is asked for, so that what cannot fit is an error.
-    room = session.model.max_session_tokens - position - len(prompt) + 1
+    room = session.most_tokens - position - len(prompt) + 1
+    held = session.held
+    goes_on_with = held if unfed is not None and len(prompt) == 1 else None
     course = Course(
         prompt,
         position,
         sampling=replace(sampling, seed=session.seed) if sampling.seed is None else sampling,
         most=max(1, min(int(max_new_tokens), room)),
+        is_last=int(max_new_tokens) >= room,
         stop_tokens=stops,
         unfed=unfed,
         before=history,
-        gate=TextGate(TextStream(session.model.tokenizer.decode, context.tolist()), stop) if stop else None,
         session_id=session.session_id,
+        held=held,
+        goes_on_with=goes_on_with,
+        gate=TextGate(TextStream(session.model.tokenizer.decode, context.tolist(), goes_on_with), stop)
+        if stop
+        else None,
     )
 
     def plan(course: Course) -> Plan[None]:
         if logits_processor is not None:
             return processing(course, logits_processor)
-        if draft is not None:
-            return speculating(course, draft, session.model.max_prefill_chunk_size)
+        # Asked anew each time: an engine that stands in for a lost one may be able to do less.
+        can_rewind = session.rewinds is Rewinds.ANYWHERE
+        if draft is not None and can_rewind:
+            return speculating(course, draft, session.chunk_size, session.vocab_size)
         # What cannot rewind must not run on beyond a stop that only the client sees.
-        if continuation and len(stops) <= MAX_STOP_TOKENS and (session.supports_rewind or not stop):
+        if continuation and len(stops) <= MAX_STOP_TOKENS and (can_rewind or not stop):
             return continuing(course)
         return stepping(course)
 
     whole = replaying(course, plan) if on_session_lost == "replay" else plan(course)
-    return Start(course, concluding(course, whole, session.supports_rewind), context)
+    return Start(course, concluding(course, whole, lambda: session.rewinds is Rewinds.ANYWHERE), context)
 
 
 def _prompt(session: SessionCore, tokens: Tokens, unfed: int | None) -> TokenArray:
@@ -118,9 +129,10 @@ def _stop_tokens(session: SessionCore, stop_tokens: Collection[int] | None) -> f
 
 
 def _check_draft(session: SessionCore, draft: Drafter | EngineDraft) -> None:
-    if not session.supports_rewind:
+    if session.rewinds is not Rewinds.ANYWHERE:
         raise Unsupported(
-            f"model {session.model.name!r} cannot rewind, which rejecting a drafted token needs; leave out draft"
+            f"model {session.model.name!r} {session.rewinds.in_words}; rejecting a drafted token takes rewinding anywhere."
+            " Leave out draft"
         )
     if isinstance(draft, EngineDraft):
         if draft.session is session:

@@ -12,6 +12,7 @@ from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import Continue, Next, Plan, Submit
 from shmsched.engine.sampling import NO_TOKEN, fault_of, sample
 from shmsched.errors import InvalidRequest, StepFailed
+from shmsched.steps import Response
 
 LogitsProcessor = Callable[[Sequence[int], npt.NDArray[np.float32]], npt.NDArray[np.floating[Any]]]
 """``processor(tokens, row) -> row``: what the next token is sampled from.
@@ -26,7 +27,7 @@ def stepping(course: Course) -> Plan[None]:
     course.step = yield Submit(course.feed, course.position, course.sampling)
     while True:
         response = yield from course.answer()
-        course.take(int(response.tokens[0]))
+        course.take(course.token_of(response))
         if course.finish_reason is None:
             course.step = yield Submit(course.feed, course.position, course.sampling)
         yield from course.giving()
@@ -46,11 +47,11 @@ def continuing(course: Course) -> Plan[None]:
 
 def processing(course: Course, processor: LogitsProcessor) -> Plan[None]:
     """The client samples, from what ``processor`` makes of the raw logits, by the rule that the engine's host has."""
+    course.reads = lambda course, response: _sample(course, processor, response)
     course.step = yield Submit(course.feed, course.position, None)
     while True:
         response = yield from course.answer()
-        assert response.logits is not None
-        course.take(_sample(course, processor, response.logits.data[0]))
+        course.take(course.token_of(response))
         # Its rows are given back before the next ones are asked for.
         del response
         if course.finish_reason is None:
@@ -60,7 +61,9 @@ def processing(course: Course, processor: LogitsProcessor) -> Plan[None]:
             return
 
 
-def _sample(course: Course, processor: LogitsProcessor, row: npt.NDArray[np.float32]) -> int:
+def _sample(course: Course, processor: LogitsProcessor, response: Response) -> int:
+    assert response.logits is not None
+    row = response.logits.data[0]
     processed = np.asarray(processor(course.sampled, row))
     if processed.shape != row.shape or processed.dtype.kind != "f":
         raise InvalidRequest(

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.errors import InvalidRequest
 
 
-class TextGate:
-    """Gives the text of tokens up to the first stop text, and those tokens whose text lies wholly before it.
+class Piece(NamedTuple):
+    """A token, and the text that ends with it."""
 
-    What might be the beginning of a stop text is held back until it is known not to be.
+    token: int
+    text: str
+    """What is given with it."""
+    held: str = ""
+    """What may be the beginning of a stop text, and is not."""
+
+
+class TextGate:
+    """Gives tokens with their text, as long as that lies wholly before the first stop text.
+
+    What might be the beginning of a stop text is held back until it is known not to be. Text is given with the token that completes
+    it, so that whoever was given a token was given the text up to there, and no more.
     """
 
     def __init__(self, stream: TextStream, stops: Sequence[str]) -> None:
@@ -21,65 +33,64 @@ class TextGate:
             raise InvalidRequest(f"stop is {stops!r}; a sequence of texts that are not empty is wanted")
         self._stream = stream
         self._stops = tuple(text for text in texts if text is not None)
-        self._given: list[str] = []
-        self._fresh: list[str] = []
         self._held = ""
         self._n_given = 0
-        self._waiting: deque[tuple[int, int | None]] = deque()
-        """Tokens that are held back, and where the text of each ends; None while it ends within a character."""
+        self._waiting: deque[tuple[int, int, int | None]] = deque()
+        """Tokens that are held back: where the text ends that each completes, and where the character ends that it ends within; None
+        while that is not known."""
         self.stopped = False
 
-    @property
-    def text(self) -> str:
-        """All the text that may be given so far."""
-        self._given = ["".join(self._given)]
-        return self._given[0]
-
-    def take(self) -> str:
-        """What came to it since the last time."""
-        fresh = "".join(self._fresh)
-        self._fresh.clear()
-        return fresh
-
-    def push(self, token: int) -> list[int]:
+    def push(self, token: int) -> list[Piece]:
         """The tokens that can be given now that ``token`` has come."""
         self._held += self._stream.push(token)
-        end = None if self._stream.within_character else self._n_given + len(self._held)
-        if end is not None:
-            self._waiting = deque((t, end if e is None else e) for t, e in self._waiting)
-        self._waiting.append((token, end))
+        end = self._n_given + len(self._held)
+        if self._stream.within_character:
+            self._waiting.append((token, end, None))
+        else:
+            self._waiting = deque((t, e, end if c is None else c) for t, e, c in self._waiting)
+            self._waiting.append((token, end, end))
         found = [at for at in map(self._held.find, self._stops) if at >= 0]
         if found:
             self.stopped = True
-            self._give(min(found))
-            self._held = ""
-        else:
-            self._give(len(self._held) - self._beginning_of_a_stop())
-        return self._released()
+            end = self._n_given + min(found)
+            given = self._given(end)
+            self._held = self._held[: end - self._n_given]
+            return given
+        return self._given(end - self._beginning_of_a_stop())
 
-    def finish(self) -> list[int]:
-        """All the rest: no stop text came."""
+    def finish(self) -> list[Piece]:
+        """All the rest, with its text: no stop text came, and none can."""
+        rest = [Piece(token, self._up_to(end)) for token, end, _ in self._waiting]
+        self._waiting.clear()
         self._held += self._stream.finish()
-        self._give(len(self._held))
-        rest = [token for token, _ in self._waiting]
+        return rest
+
+    def cut(self) -> list[Piece]:
+        """All the rest, with its text held back: it goes on another time."""
+        rest = [Piece(token, "", self._up_to(end)) for token, end, _ in self._waiting]
         self._waiting.clear()
         return rest
 
-    def _give(self, n: int) -> None:
-        self._given.append(self._held[:n])
-        self._fresh.append(self._held[:n])
-        self._n_given += n
-        self._held = self._held[n:]
+    @property
+    def rest(self) -> str:
+        """At the end: the text that no token completes."""
+        return self._held
 
-    def _released(self) -> list[int]:
-        released = []
+    def _given(self, most: int) -> list[Piece]:
+        """The tokens whose text ends at ``most`` or before."""
+        given = []
         while self._waiting:
-            token, end = self._waiting[0]
-            if end is None or end > self._n_given:
+            token, end, character_end = self._waiting[0]
+            if character_end is None or character_end > most:
                 break
-            released.append(token)
+            given.append(Piece(token, self._up_to(end)))
             self._waiting.popleft()
-        return released
+        return given
+
+    def _up_to(self, end: int) -> str:
+        text, self._held = self._held[: end - self._n_given], self._held[end - self._n_given :]
+        self._n_given = end
+        return text
 
     def _beginning_of_a_stop(self) -> int:
         """The length of the longest end of what is held that is the beginning of a stop text."""

@@ -15,16 +15,33 @@ class TextStream:
     """Turns one session's tokens into increments of its text; joined, they are the text of all tokens.
 
     decode: a tokenizer's; a character that is not complete yet must come out as U+FFFD.
-    context: the tokens before the first, so that the space before a word is not taken for the beginning of a text.
+    context: the tokens before the first, so that the space before a word is not taken for the beginning of a text. Where they end
+        within a character, it comes with the token that completes it.
+    goes_on_with: text of the context that was not given yet, where this goes on with a text that was cut; None where it begins one.
     """
 
-    def __init__(self, decode: Callable[[Tokens], str], context: Iterable[int] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Tokens], str], context: Iterable[int] = (), goes_on_with: str | None = None
+    ) -> None:
         self._decode = decode
         # What is decoded at each step: tokens since the last but one boundary between characters, so that the cost does
         # not grow with the text, and the tokens after the last boundary are never decoded as the beginning of one.
         self._window = list(context)
         self._boundary = len(self._window)
-        self._given = len(decode(self._window)) if self._window else 0
+        self._fresh = goes_on_with or ""
+        """Text that comes with the next token, whatever that is."""
+        self._doubtful: range | None = None
+        """Where the context's text ends in what may be a part of a character, or U+FFFD itself: that was there before, and is not to
+        be given."""
+        text = decode(self._window) if self._window else ""
+        self._given = len(text)
+        part = _incomplete(text)
+        if part:
+            self._boundary = self._whole_tokens()
+            if goes_on_with is None:
+                self._doubtful = range(len(text) - part, len(text))
+            else:
+                self._given = len(text) - part
         self.within_character = False
         """Whether the tokens so far end within a character."""
 
@@ -33,7 +50,11 @@ class TextStream:
         self._window.append(token)
         text = self._decode(self._window)
         complete = len(text) - _incomplete(text)
-        increment = text[self._given : complete]
+        if self._doubtful is not None and complete > self._doubtful.start:
+            self._given = next((i for i in self._doubtful if text[i : i + 1] != REPLACEMENT), self._doubtful.stop)
+            self._doubtful = None
+        increment = self._fresh + text[self._given : complete]
+        self._fresh = ""
         self._given = max(self._given, complete)
         self.within_character = complete < len(text)
         if not self.within_character:
@@ -43,8 +64,8 @@ class TextStream:
     def finish(self) -> str:
         """The rest, if the tokens end within a character."""
         text = self._decode(self._window) if self._window else ""
-        rest = text[self._given :]
-        self._given = len(text)
+        rest = self._fresh + text[self._given :]
+        self._fresh, self._given = "", len(text)
         return rest
 
     def _move_on(self) -> None:
@@ -52,6 +73,14 @@ class TextStream:
         text = self._decode(recent)
         if text:
             self._window, self._boundary, self._given = recent, len(recent), len(text)
+
+    def _whole_tokens(self) -> int:
+        """How many tokens of the window there are before those of its last character, which is not complete."""
+        n = len(self._window)
+        for end in range(n - 1, max(-1, n - 1 - _LONGEST_PART), -1):
+            if not _incomplete(self._decode(self._window[:end])):
+                return end
+        return 0
 
 
 def _incomplete(text: str) -> int:

@@ -107,7 +107,7 @@ class Runner:
     ) -> None:
         self.session = session
         self.course = course
-        self.plan = concluding(course, plan, session.can_rewind)
+        self.plan = concluding(course, plan, lambda: session.can_rewind)
         self.given: list[int] = []
         self.meet = meet
 

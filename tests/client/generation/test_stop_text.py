@@ -38,27 +38,30 @@ def test_the_text_ends_before_the_first_stop_text_and_tokens_with_it(
     gate = gate_of(pieces, stops)
     tokens: list[int] = []
     increments = []
+    ends = list(itertools.accumulate(map(len, pieces)))
     i = -1
     for i in range(len(pieces)):
-        tokens += gate.push(i)
-        increments.append(gate.take())
+        for piece in gate.push(i):
+            tokens.append(piece.token)
+            increments.append(piece.text)
+            # Whoever has a token has the text up to there.
+            assert "".join(increments) == text.encode()[: ends[piece.token]].decode(errors="ignore")
         if gate.stopped:
             break
-        # What is given can never turn out to be part of a stop text.
-        assert text.startswith("".join(increments))
     else:
-        tokens += gate.finish()
-        increments.append(gate.take())
+        given = gate.finish()
+        tokens += [piece.token for piece in given]
+        increments += [piece.text for piece in given]
+    increments.append(gate.rest)
     # The first that is complete ends it; of those that are complete at once, the one that begins first.
     seen = b"".join(pieces[: i + 1]).decode(errors="ignore")
     found = [seen.find(stop) for stop in stops if stop in seen]
     assert gate.stopped == bool(found)
     assert not any(stop in b"".join(pieces[: max(i, 0)]).decode(errors="ignore") for stop in stops)
     cut = min(found, default=len(text))
-    assert gate.text == "".join(increments) == text[:cut]
+    assert "".join(increments) == text[:cut]
     assert tokens == list(range(len(tokens)))
     # Exactly those tokens are given whose text lies wholly before it.
-    ends = list(itertools.accumulate(map(len, pieces)))
     before = len(text[:cut].encode())
     assert [e for e in ends if e <= before][: len(tokens)] == ends[: len(tokens)]
     if not gate.stopped:
@@ -67,14 +70,51 @@ def test_the_text_ends_before_the_first_stop_text_and_tokens_with_it(
 
 def test_what_may_be_a_beginning_is_held_back_and_given_when_it_is_not() -> None:
     gate = gate_of([b"on", b"e EN", b"D", b"ED", b"E", b"ND?"], ["END?"])
-    assert [gate.push(i) for i in range(6)] == [[0], [], [], [1, 2, 3], [], []]
-    assert (gate.stopped, gate.text) == (True, "one ENDED")
+    given = [gate.push(i) for i in range(6)]
+    assert given == [[(0, "on", "")], [], [], [(1, "e EN", ""), (2, "D", ""), (3, "ED", "")], [], []]
+    assert (gate.stopped, gate.rest) == (True, "")
+
+
+def test_text_before_a_stop_text_within_a_token_is_the_rest() -> None:
+    gate = gate_of([b"on", b"e END!"], ["END"])
+    assert [gate.push(i) for i in range(2)] == [[(0, "on", "")], []]
+    assert (gate.stopped, gate.rest) == (True, "e ")
 
 
 def test_a_token_that_ends_within_a_character_is_held_back() -> None:
     gate = gate_of([b"\xf0\x9f", b"\x99\x82", b"!"], ["\U0001f642!"])
     assert [gate.push(i) for i in range(3)] == [[], [], []]
-    assert (gate.stopped, gate.text) == (True, "")
+    assert (gate.stopped, gate.rest) == (True, "")
+
+
+@given(texts, stop_texts.filter(bool), st.data())
+def test_a_cut_anywhere_changes_nothing(text: str, stops: list[str], data: st.DataObject) -> None:
+    """Each part goes on with what the one before held back."""
+    pieces = divided(text, data)
+    cuts = sorted([0, len(pieces), *data.draw(st.lists(st.integers(0, len(pieces)), max_size=4))])
+
+    def decode(tokens: Tokens) -> str:
+        return b"".join(pieces[int(t)] for t in tokens).decode(errors="replace")
+
+    def said(gate: TextGate, tokens: range) -> str:
+        given = ""
+        for i in tokens:
+            given += "".join(piece.text for piece in gate.push(i))
+            if gate.stopped:
+                return given + gate.rest
+        return given
+
+    whole = TextGate(TextStream(decode), stops)
+    expected, parts, held, stopped = said(whole, range(len(pieces))), "", "", False
+    for a, b in itertools.pairwise(cuts):
+        if a < b and not stopped:
+            gate = TextGate(TextStream(decode, range(a), held), stops)
+            parts += said(gate, range(a, b))
+            held = "".join(piece.held for piece in gate.cut())
+            stopped = gate.stopped
+    assert parts == expected
+    assert stopped == whole.stopped
+    assert held == "".join(piece.held for piece in whole.cut()) or stopped
 
 
 @pytest.mark.parametrize("stops", ["text", [""], ["a", ""], [1], [b"a"]])

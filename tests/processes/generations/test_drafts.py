@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 import shmsched
-from shmsched.client.generation import EngineDraft, PromptLookup
+from shmsched.client.generation import Draft, EngineDraft, FinishReason, PromptLookup
 
 from processes.engines import Reciter
 from processes.expected import VOCAB, echoes
@@ -89,6 +92,88 @@ def test_a_drafter_that_is_lost_is_done_without(client: shmsched.Client, session
         small.close()
         assert tokens + list(generation) == echoes([1, 2, 3], 30)
         assert isinstance(draft.error, shmsched.SessionClosed)
+
+
+def test_why_there_are_no_drafts_is_told_at_once_and_the_next_generation_tries_again(client: shmsched.Client) -> None:
+    with client.open_session(model="echo") as session, client.open_session(model="small") as small:
+        draft = EngineDraft(small, 4)
+        # Somebody else uses the drafter's session: that is no reason to end the generation either.
+        busy = small.generate([1], max_new_tokens=2000)
+        generation = session.generate([1, 2, 3], max_new_tokens=30, draft=draft)
+        tokens = [next(generation) for _ in range(3)]
+        assert isinstance(generation.draft_error, shmsched.InvalidRequest)
+        assert "is generating" in str(draft.error)
+        assert tokens + list(generation) == echoes([1, 2, 3], 30)
+        assert generation.error is None
+        busy.close()
+        generation = session.generate([], max_new_tokens=20, draft=draft)
+        assert tokens + list(generation) == [*tokens, *echoes([1, 2, 3], 50)[30:]]
+        assert generation.draft_error is draft.error is None
+        small.close()
+        generation = session.generate([], max_new_tokens=20, draft=draft)
+        assert len(list(generation)) == 20
+        assert isinstance(generation.draft_error, shmsched.SessionClosed)
+
+
+class Drafts:
+    """Gives what it is told to, once; then nothing."""
+
+    def __init__(self, draft: Any) -> None:
+        self._draft = draft
+
+    def draft(self, tokens: Any, n: int) -> Any:
+        given, self._draft = self._draft, Draft([])
+        return given
+
+
+EVEN = np.full(VOCAB, 1 / VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (Draft([1, 2], [EVEN]), "2 tokens and 1 distributions; one for each is wanted"),
+        (Draft([1], [EVEN, EVEN]), "1 tokens and 2 distributions"),
+        (
+            Draft([1, 2], [EVEN, EVEN[:-1]]),
+            r"distribution 1 of the draft, of token 2, has shape \(999,\); \(1000,\) is wanted",
+        ),
+        (Draft([1], [EVEN[np.newaxis]]), r"has shape \(1, 1000\)"),
+        (Draft([1], [[[0.5], [0.25, 0.25]]]), "distribution 0 of the draft, of token 1, is no row of numbers"),
+        (Draft([1], EVEN), r"1 tokens and 1000 distributions"),
+        (Draft([1], [EVEN * np.nan]), "adds up to nan"),
+        (Draft([1], [EVEN * 3]), "adds up to 3"),
+        (Draft([1], [EVEN - 2 / VOCAB]), "its least value is -0.001"),
+        (Draft([0], [np.eye(VOCAB)[1]]), "gives that token no probability"),
+        (Draft([1], 0.5), "a Draft of tokens and distributions"),
+        (Draft([VOCAB]), "token 1000 is outside the vocabulary"),
+        (Draft([1.5]), "token 1.5 is not an integer"),
+        (Draft([[1, 2], [3]]), "the drafter gave the tokens"),
+        (None, "the drafter gave 'None'; a Draft"),
+        ([1, 2], "a Draft of tokens"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_none_is_named_and_the_session_goes_on(
+    session: shmsched.Session, draft: Any, message: str, temperature: float
+) -> None:
+    sampling = shmsched.SamplingParams(temperature, seed=1)
+    generation = session.generate([1, 2, 3], max_new_tokens=30, draft=Drafts(draft), sampling=sampling)
+    with pytest.raises(shmsched.InvalidRequest, match=message):
+        list(generation)
+    assert generation.finish_reason is FinishReason.FAILED
+    fed = [*session.history.tolist(), *([] if session.unfed is None else [session.unfed])]
+    assert fed == ([1, 2, 3, *generation.tokens] if generation.tokens else [])
+    assert list(session.generate([9], max_new_tokens=3)) == echoes([*fed, 9], 3)
+
+
+def test_drafts_of_any_array_are_taken(session: shmsched.Session) -> None:
+    for draft in (Draft(np.array([4, 5]), np.stack([EVEN, EVEN])), Draft((4,), [EVEN.astype(np.float32)]), Draft([])):  # type: ignore[arg-type]
+        fed = [*session.history.tolist(), *([] if session.unfed is None else [session.unfed])]
+        tokens = list(
+            session.generate([1], max_new_tokens=6, draft=Drafts(draft), sampling=shmsched.SamplingParams(1.0, seed=1))
+        )
+        assert tokens == echoes([*fed, 1], 6)
 
 
 def test_drafts_that_cannot_be_verified_are_refused(client: shmsched.Client, session: shmsched.Session) -> None:
