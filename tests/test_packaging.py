@@ -18,7 +18,7 @@ LINKS = {"workers", "tools"}
 
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
-    {"errors", "lazy_names", "limits", "not_copied", "saying"},
+    {"errors", "lazy_names", "limits", "not_copied", "saying", "surroundings"},
     {"params", "futures"},
     {"steps"},
     {"scheduling"},
@@ -96,7 +96,7 @@ def test_types_are_promised(project: dict[str, Any]) -> None:
     ("module", "needs"),
     [
         ("shmsched", {"numpy", "posix_ipc"}),
-        ("shmsched.daemon.__main__", {"posix_ipc"}),
+        ("shmsched.daemon.running", {"posix_ipc"}),
         ("shmsched.engine.host", {"numpy", "posix_ipc"}),
         ("shmsched.engine", {"numpy", "posix_ipc"}),
         ("shmsched.workers.echo", {"numpy", "posix_ipc"}),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import click
+
 from shmsched.errors import SchedulerDied, SchedulerUnreachable
+from shmsched.saying import say
 
 FAILED = 1
 UNREACHABLE = 3
 INTERRUPTED = 130
+NOBODY_READS = 141
+"""As a shell shows those that SIGPIPE ended (``| head``)."""
 
 
 class Failed(Exception):
@@ -21,9 +28,50 @@ class Failed(Exception):
         self.status = status
 
 
+class NobodyReads(Exception):
+    """Standard output is a pipe whose reader has gone."""
+
+
+@contextmanager
+def telling_of_readers_that_left() -> Iterator[None]:
+    """click and rich end the process with a status of their own; it shall be that of everybody else."""
+    try:
+        yield
+    except BrokenPipeError as e:
+        raise NobodyReads from e
+    except SystemExit as e:
+        if isinstance(e.__context__, BrokenPipeError):
+            raise NobodyReads from e
+        raise
+
+
 def say_error(message: object) -> None:
     """One line, whatever the message holds."""
-    print("shmsched: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
+    say("shmsched: " + " ".join(str(message).split()))
+
+
+def show_error(error: click.ClickException) -> None:
+    """As click shows it, if there is room for it."""
+    try:
+        error.show()
+    except OSError:
+        pass
+
+
+def is_of_the_output(error: OSError) -> bool:
+    """It names no file, and is one of those that writing meets."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT, errno.EBADF)
+
+
+def finish_streams() -> None:
+    """What cannot be written now would fail again as the process ends, and make that its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 @contextmanager

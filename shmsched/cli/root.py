@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from shmsched.cli.exits import FAILED, INTERRUPTED, Failed, say_error
+from shmsched.cli.exits import (
+    FAILED,
+    INTERRUPTED,
+    NOBODY_READS,
+    Failed,
+    NobodyReads,
+    finish_streams,
+    is_of_the_output,
+    say_error,
+    show_error,
+    telling_of_readers_that_left,
+)
 from shmsched.errors import ShmschedError
 
 
@@ -28,6 +38,14 @@ class LazyGroup(click.Group):
     def __init__(self, lazy: Mapping[str, Lazy], help: str) -> None:
         super().__init__(help=help, context_settings={"help_option_names": ["-h", "--help"]})
         self._lazy = lazy
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with telling_of_readers_that_left():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with telling_of_readers_that_left():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
@@ -63,12 +81,20 @@ group = click.version_option(version("shmsched"), prog_name="shmsched")(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command. Returns the exit status."""
+    """Run a command. Returns the exit status, which nothing that is still to be written changes."""
+    try:
+        status = _run(arguments)
+    finally:
+        finish_streams()
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         status = group.main(list(arguments), prog_name="shmsched", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as e:
-        e.show()
+        show_error(e)
         return e.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -78,8 +104,9 @@ def run(arguments: Sequence[str]) -> int:
     except ShmschedError as e:
         say_error(e)
         return FAILED
-    except BrokenPipeError:
-        # The reader has gone. What Python still holds for it must not fail a second time at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (NobodyReads, BrokenPipeError):
+        return NOBODY_READS
+    except OSError as e:
+        say_error(f"cannot write to standard output: {e.strerror}" if is_of_the_output(e) else e)
         return FAILED
     return status if isinstance(status, int) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 
 from shmsched.cli.exits import Failed, reaching_the_daemon
 from shmsched.cli.options import SECONDS, socket_option
+from shmsched.saying import say
 
 if TYPE_CHECKING:
     from shmsched.client.control import Control
@@ -46,12 +48,15 @@ def command(socket: Path | None, drain_timeout: float | None, now: bool) -> None
             drain = control.stop(drain_s=0.0 if now else drain_timeout)
             if again:
                 drain = 0.0
-            click.echo(f"stopping the daemon ({name_of(pid)}) at {status['socket']}: {_what_happens(sessions, drain)}")
+            say(
+                f"stopping the daemon ({name_of(pid)}) at {status['socket']}: {_what_happens(sessions, drain)}",
+                sys.stdout,
+            )
             _wait_for_end(control, pidfd, pid, drain + GRACE_S)
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
-    click.echo("stopped")
+    say("stopped", sys.stdout)
 
 
 def _what_happens(sessions: int, drain: float) -> str:

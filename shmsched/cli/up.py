@@ -64,7 +64,7 @@ def command(config: Path | None, **options: Any) -> int:
     python, and above them socket, max_decode_sequences, max_prefill_chunk_size, max_queued_steps, max_clients,
     drain_timeout and step_timeout.
     """
-    from shmsched.daemon.__main__ import run
+    from shmsched.daemon.running import run
 
     return run(daemon_config(config, **options))
 

@@ -26,7 +26,7 @@ from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.saying import say_trace
 from shmsched.wire import frames
 from shmsched.wire.link import RETRY_S, Link
-from shmsched.wire.listener import default_socket
+from shmsched.wire.socket_path import default_socket
 
 _links: set[Link] = set()
 """Of clients that are not closed: the collector would close the socket of one before its client could tell the loop."""

@@ -27,7 +27,7 @@ from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.steps import Request, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
-from shmsched.wire.listener import default_socket
+from shmsched.wire.socket_path import default_socket
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course

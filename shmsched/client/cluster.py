@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
+import secrets
 import select
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from shmsched.client.control import Control
 from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError
 from shmsched.not_copied import NotCopied
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.wire.listener import default_socket
+from shmsched.wire.listener import sweep_sockets
+from shmsched.wire.socket_path import private_directory
 
 STOP_S = 15.0
-_counter = itertools.count()
 
 
 def launch(
@@ -146,11 +145,8 @@ class Cluster(NotCopied):
 
 
 def _private_socket() -> Path:
-    """A path of our own beside the user's default socket. Those of launchers that are gone are removed on the way."""
-    directory = default_socket().parent
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in directory.glob("launch-*"):
-        match = re.match(r"launch-(\d+)-", path.name)
-        if match and not Path(f"/proc/{match[1]}").exists():
-            path.unlink(missing_ok=True)
-    return directory / f"launch-{os.getpid()}-{next(_counter)}.sock"
+    """A path that no other launcher has, in this or any other container. Those of daemons that are dead are removed on the way."""
+    name = f"launch-{secrets.token_hex(8)}.sock"
+    directory = private_directory(len(name))
+    sweep_sockets(directory, "launch-*.sock*")
+    return directory / name

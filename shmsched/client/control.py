@@ -12,7 +12,7 @@ from shmsched.not_copied import NotCopied
 from shmsched.wire import frames
 from shmsched.wire.credentials import name_of
 from shmsched.wire.link import Link
-from shmsched.wire.listener import default_socket
+from shmsched.wire.socket_path import default_socket
 
 ANSWER_S = 10.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shmsched.errors import InvalidRequest
 from shmsched.scheduling import SchedulerParams
-from shmsched.wire.listener import default_socket
+from shmsched.wire.socket_path import default_socket
 
 LONGEST_S = 1e7
 """Four months: what no wait outlasts, and every clock can add."""

@@ -75,6 +75,7 @@ class Connections:
         """Given up for a moment to tell somebody that there is no other one."""
         self._blamed: dict[Connection, str] = {}
         """Those that end with this turn, and why."""
+        self._accepting = True
         loop.watch(listener.sock.fileno(), READ, self._accept)
 
     def __len__(self) -> int:
@@ -150,7 +151,8 @@ class Connections:
                 self._flush(pending.pop())
 
     def close(self) -> None:
-        self._loop.unwatch(self._listener.sock.fileno())
+        if self._accepting:
+            self._loop.unwatch(self._listener.sock.fileno())
         if self._spare >= 0:
             os.close(self._spare)
         for connection in list(self._all):
@@ -197,13 +199,24 @@ class Connections:
                 f"shmsched: cannot accept connections for now: {cause.strerror}; {len(self._all)} are open. `ulimit -n` says how"
                 " many descriptors there may be"
             )
-        fd, now = self._listener.sock.fileno(), time.monotonic()
+        now = time.monotonic()
         if not self._paused_at:
             self._paused_at = now
         elif now >= self._paused_at + REFUSE_AFTER_S:
             self._refuse_waiting(cause)
-        self._loop.unwatch(fd)
-        self._loop.call_at(now + ACCEPT_PAUSE_S, lambda: self._loop.watch(fd, READ, self._accept))
+        self._accepting = False
+        self._loop.unwatch(self._listener.sock.fileno())
+        self._loop.call_at(now + ACCEPT_PAUSE_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        self._accepting = True
+        self._loop.watch(self._listener.sock.fileno(), READ, self._accept)
+
+    def listen_anew(self) -> None:
+        """The listener's socket is another one, under its old number."""
+        if self._accepting:
+            self._loop.watch(self._listener.sock.fileno(), READ, self._accept)
+            self._accept(0)
 
     def _refuse_waiting(self, cause: OSError) -> None:
         """Tell those in the backlog why they are not heard."""

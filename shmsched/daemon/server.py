@@ -24,6 +24,7 @@ from shmsched.daemon.placement import Placement
 from shmsched.daemon.sessions import Sessions
 from shmsched.daemon.settling import Settling
 from shmsched.daemon.signals import Signals, end_with
+from shmsched.daemon.socket_keeper import SocketKeeper
 from shmsched.daemon.state import Step
 from shmsched.daemon.supervisor import Supervisor, WorkerState
 from shmsched.daemon.telling import Telling
@@ -100,9 +101,11 @@ class Daemon:
         gc.collect()
         gc.freeze()
         self._end_of_turn()
+        keeper = SocketKeeper(self.loop, self._listener, self.connections, self.log)
         try:
             self.loop.run()
         finally:
+            keeper.close()
             self.connections.close()
             self._listener.close()
             self.loop.close()

@@ -8,12 +8,15 @@ import socket
 from collections.abc import Callable
 
 from shmsched.daemon.loop import READ, EventLoop
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+from shmsched.surroundings import STOPPING, is_ignored, let_go
 
 
 class Signals:
-    """Calls ``stop`` in the loop's thread for SIGINT and SIGTERM."""
+    """Calls ``stop`` in the loop's thread for SIGINT, SIGTERM and SIGHUP, and for those that came since the process began.
+
+    A terminal that closes may say so twice, itself and by its shell: a hang-up is the first request or none, and none at all
+    where it was ignored before (nohup).
+    """
 
     def __init__(self, loop: EventLoop, stop: Callable[[], None]) -> None:
         # The interpreter's C handler writes to this descriptor, so that a signal wakes the loop however it comes to lie.
@@ -24,12 +27,16 @@ class Signals:
         loop.watch(self._woken.fileno(), READ, self._drain)
         self._stop = stop
         # The handler itself does nothing: Python runs it between any two bytecodes of the loop, whose state may be half-way.
-        for number in _STOPPING:
-            signal.signal(number, lambda *_: None)
+        for number in STOPPING:
+            if number != signal.SIGHUP or not is_ignored(number):
+                signal.signal(number, lambda *_: None)
+        self._asked = False
+        let_go()
 
     def _drain(self, _: int) -> None:
         for number in self._woken.recv(4096):
-            if number in _STOPPING:
+            if number in STOPPING and not (number == signal.SIGHUP and self._asked):
+                self._asked = True
                 self._stop()
 
 

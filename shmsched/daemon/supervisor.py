@@ -116,8 +116,11 @@ class Supervisor:
 
     def kill(self, worker: Worker) -> None:
         """End the worker's process at once; ``died`` follows."""
+        self._signal(worker, signal.SIGKILL)
+
+    def _signal(self, worker: Worker, number: signal.Signals) -> None:
         if worker.pidfd >= 0:
-            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(worker.pidfd, number)
 
     def give_up(self, worker: Worker, reason: str) -> None:
         """End the worker's process at once, and start no other one."""
@@ -132,6 +135,9 @@ class Supervisor:
         for worker in self.workers:
             if worker.process is None:
                 worker.state = WorkerState.ENDED
+            elif not worker.ready:
+                # What loads for minutes does not hear the end of its connection; it does hear this.
+                self._signal(worker, signal.SIGTERM)
         self.hurry(grace_s)
         self._check_ended()
 

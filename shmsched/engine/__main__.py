@@ -11,16 +11,22 @@ import sys
 from shmsched.engine.contract import Engine
 from shmsched.engine.host import check_complete, serve
 from shmsched.engine.spec import EngineSpec
+from shmsched.engine.stop_requests import StopRequested, StopRequests
 from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
+from shmsched.surroundings import settle_in, speak_to_nobody_in_particular
 from shmsched.wire.frames import Role, StartFailed
 from shmsched.wire.link import Link
-from shmsched.wire.listener import default_socket
+from shmsched.wire.socket_path import default_socket
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+LOG_PATIENCE_S = 1.0
+"""How long what an engine prints waits for a log that is read slowly; longer than this its steps do not wait."""
 
 
 def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) -> int:
     """Host the engine until the scheduler ends. Returns the exit status.
+
+    SIGTERM, a hang-up and, without a parent, Ctrl-C end it after the batch in hand; while it starts, or a second time, at once.
 
     ``parent``: die with the process that has this pid, which must be the parent (the daemon); 0 for one's own life.
     """
@@ -28,21 +34,23 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return 1
-        # An interrupt from the terminal is the daemon's to handle: it lets this engine finish.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    speak_to_nobody_in_particular(LOG_PATIENCE_S)
+    requests = StopRequests()
     try:
-        serve(_construct(spec, socket), socket, spec=spec, wait=wait)
+        # An interrupt from the terminal is the daemon's to handle: it lets this engine finish.
+        requests.heed(ignored=(signal.SIGINT,) if parent else ())
+        serve(_construct(spec, socket), socket, spec=spec, wait=wait, requests=requests)
     except SchedulerDied:
         return 0
-    except KeyboardInterrupt:
-        return 130
+    except StopRequested:
+        pass
     except ShmschedError as e:
         if parent and isinstance(e, EngineStartError):
             # The daemon that spawned it was told, and says so: once is enough.
             return 1
         print(f"shmsched engine {spec} (pid {os.getpid()}): {' '.join(str(e).split())}", file=sys.stderr, flush=True)
         return 1
-    return 0
+    return 130 if requests.number == signal.SIGINT else 0
 
 
 def _construct(spec: str, socket: str | None) -> Engine:
@@ -66,6 +74,7 @@ def _construct(spec: str, socket: str | None) -> Engine:
 
 
 def main() -> int:
+    settle_in(hold=True)
     parser = argparse.ArgumentParser(prog="python -m shmsched.engine")
     parser.add_argument("spec")
     parser.add_argument("--socket")

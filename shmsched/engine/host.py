@@ -20,6 +20,7 @@ from shmsched.engine.contract import Engine, EngineInfo, Limits
 from shmsched.engine.guards import Guards, WroteBeyondRows
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.engine.stop_requests import StopRequests
 from shmsched.engine.straight_view import StraightView, sampling_params
 from shmsched.errors import (
     EngineFaulty,
@@ -39,21 +40,29 @@ from shmsched.saying import say_trace
 from shmsched.wire import frames
 from shmsched.wire.engine_frames import pack_done
 from shmsched.wire.link import Link
-from shmsched.wire.listener import default_socket
+from shmsched.wire.socket_path import default_socket
 
 Floats = npt.NDArray[np.float32]
 
 
-def serve(engine: Engine, socket: str | os.PathLike[str] | None = None, *, spec: str = "", wait: float = 0.0) -> None:
+def serve(
+    engine: Engine,
+    socket: str | os.PathLike[str] | None = None,
+    *,
+    spec: str = "",
+    wait: float = 0.0,
+    requests: StopRequests | None = None,
+) -> None:
     """Attach ``engine`` to the daemon on ``socket`` and run it until the daemon ends. Blocks.
 
-    ``wait``: seconds to keep trying while the daemon is still starting. Raises SchedulerUnreachable, or EngineStartError if
+    ``wait``: seconds to keep trying while the daemon is still starting. ``requests``: what may ask it to end before; without it,
+    signals are the calling program's own. Raises SchedulerUnreachable, or EngineStartError if
     the engine does not start or the daemon refuses it.
     """
     check_complete(engine)
     link = Link.connect(socket or default_socket(), frames.Role.ENGINE, wait)
     try:
-        EngineHost(engine, link, spec or type(engine).__name__).run()
+        EngineHost(engine, link, spec or type(engine).__name__, requests).run()
     finally:
         link.close()
 
@@ -70,8 +79,9 @@ def check_complete(engine: Engine) -> None:
 class EngineHost:
     """Runs one engine. Everything happens on the calling thread, in the order in which frames arrive."""
 
-    def __init__(self, engine: Engine, link: Link, spec: str) -> None:
+    def __init__(self, engine: Engine, link: Link, spec: str, requests: StopRequests | None = None) -> None:
         self._engine = engine
+        self._requests = requests or StopRequests()
         self._link = link
         self._spec = spec
         self._slots: list[BatchSlot] = []
@@ -95,9 +105,13 @@ class EngineHost:
             # What the engine has loaded stays: no collection needs to look at it again.
             gc.collect()
             gc.freeze()
+            self._requests.serving(self._link)
             self._link.send(frames.Ready(time.monotonic() - began))
-            while (arrived := self._link.receive()) is not None:
+            requests = self._requests
+            while not requests.number and (arrived := self._link.receive()) is not None:
                 for message in arrived:
+                    if requests.number:
+                        break
                     self._handle(message)
         except WroteBeyondRows as e:
             self._link.send(frames.Faulty(str(e)))

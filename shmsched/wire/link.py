@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,8 @@ from shmsched.wire.codec import pack, unpack
 from shmsched.wire.credentials import credentials, name_of, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
 from shmsched.wire.framing import FrameSplitter, framed
-from shmsched.wire.listener import check_path_length, default_socket
+from shmsched.wire.socket_lock import holder_of, is_held
+from shmsched.wire.socket_path import check_path_length, default_socket
 
 READ_SIZE = 1 << 16
 RETRY_S = 0.02
@@ -206,6 +208,11 @@ class Link:
             return []
         return self._receive(_CLOSE_ON_EXEC)
 
+    def receive_for(self, seconds: float) -> None:
+        """From now on a ``receive`` without a time-out of its own waits at most so long. May be called by a signal handler."""
+        whole, rest = divmod(round(seconds * 1e6), 1_000_000)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, rest))
+
     def wait_readable(self, timeout: float | None = None) -> bool:
         """Wait until something has arrived, or the stream has ended. False after ``timeout`` seconds. One thread at a time."""
         return bool(self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
@@ -284,6 +291,11 @@ class Link:
 def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:
     if cause.errno != errno.EAGAIN and is_shortage(cause):
         return SystemLimit(f"no connection to the daemon at {os.fspath(path)} can be made: {lacking(cause)}")
+    if cause.errno == errno.ENOENT and is_held(Path(path)):
+        return SchedulerUnreachable(
+            f"a daemon has {os.fspath(path)} (pid {holder_of(Path(path))}), but no socket is there now: it is starting, or"
+            " puts back what was removed. Try again in a second; if it stays so, that process is stopped, and ends by `kill`"
+        )
     if cause.errno == errno.ENOENT and not Path(path).exists():
         return SchedulerUnreachable(
             f"no daemon at {os.fspath(path)}: there is no such socket. `shmsched up` starts one{_there(path)}"

@@ -1,137 +1,168 @@
-"""The daemon's socket: where it lies, who may have it, and what to do about one that a dead daemon left."""
+"""The daemon's socket: who may have it, what to do about one that a dead daemon left, and about one that a cleaner removed."""
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import socket
 import stat
-import tempfile
+from collections import deque
 from pathlib import Path
 
-from shmsched.errors import DaemonRunning, SocketPathError
+from shmsched.errors import DaemonRunning, ShmschedError, SocketPathError
+from shmsched.wire.credentials import credentials
+from shmsched.wire.socket_lock import SocketLock, lock_path_of, refused
+from shmsched.wire.socket_path import check_directory, check_path_length
 
-MAX_PATH_BYTES = 107
-"""``sun_path`` has 108 bytes, the last of them a zero (man 7 unix)."""
 BACKLOG = 512
-
-
-def default_socket() -> Path:
-    """``$SHMSCHED_SOCKET``, or ``default.sock`` in a private directory of this user."""
-    chosen = os.environ.get("SHMSCHED_SOCKET")
-    if chosen:
-        return Path(chosen)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        return Path(runtime) / "shmsched" / "default.sock"
-    return Path(tempfile.gettempdir()) / f"shmsched-{os.geteuid()}" / "default.sock"
-
-
-def check_path_length(path: str) -> None:
-    n = len(os.fsencode(path))
-    if n > MAX_PATH_BYTES:
-        raise SocketPathError(
-            f"the socket's path has {n} bytes; a Unix socket takes at most {MAX_PATH_BYTES}: {path}. Choose a shorter one"
-        )
 
 
 class Listener:
     """A listening socket that one daemon at a time can have.
 
-    Who has it is decided by a lock on ``PATH.lock``, which the kernel gives up with its process, so a killed daemon
-    never stands in the way of the next.
+    Who has it is decided by a lock, which the kernel gives up with its process, so a killed daemon never stands in the way of the
+    next. Where the lock's file was removed, whoever still listens at the path has it. Nothing is unlinked but what is dead, and
+    one's own.
     """
 
     def __init__(self, path: Path) -> None:
         check_path_length(str(path))
         self.path = path
-        _check_directory(path.parent)
-        self._lock_path = path.with_name(path.name + ".lock")
-        self._lock = _acquire(self._lock_path, path)
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        check_directory(path.parent)
+        self._lock = SocketLock(path)
+        self._waiting: deque[socket.socket] = deque()
+        """Those that had connected to a socket whose name is gone."""
         try:
-            self._bind()
+            self.sock, self._own = _bound(path)
         except BaseException:
-            self.sock.close()
-            self._release()
+            self._lock.release()
             raise
-
-    def _bind(self) -> None:
-        if self.path.is_socket():
-            self.path.unlink()
-        elif self.path.exists():
-            raise SocketPathError(f"{self.path} exists and is not a socket; remove it or choose another path")
-        before = os.umask(0o177)
-        try:
-            self.sock.bind(str(self.path))
-        except OSError as e:
-            raise SocketPathError(f"cannot bind {self.path}: {e.strerror}") from e
-        finally:
-            os.umask(before)
-        self.sock.listen(BACKLOG)
 
     def accept(self) -> socket.socket | None:
         """The next connection, or None if there is none now."""
+        return self._waiting.popleft() if self._waiting else self._accept()
+
+    def _accept(self) -> socket.socket | None:
         try:
             return self.sock.accept()[0]
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return None
 
-    def close(self) -> None:
-        self.sock.close()
-        self.path.unlink(missing_ok=True)
-        self._release()
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """What must stay where it is, for the daemon to be found and to be alone."""
+        return self.path, lock_path_of(self.path)
 
-    def _release(self) -> None:
-        self._lock_path.unlink(missing_ok=True)
-        os.close(self._lock)
+    def restore(self) -> bool:
+        """Put back what was removed. True if ``sock`` listens anew, under its old number, and must be watched again.
 
-
-def _check_directory(directory: Path) -> None:
-    """The directory is ours and nobody else writes to it, or it is sticky, and nobody can put another socket in place."""
-    try:
-        if not directory.exists():
-            # Only the last part: a slip of the pen must not leave a tree of directories.
-            directory.mkdir(mode=0o700, exist_ok=True)
-        info = directory.stat()
-    except OSError as e:
-        raise SocketPathError(
-            f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another"
-        ) from e
-    if not stat.S_ISDIR(info.st_mode):
-        raise SocketPathError(f"the socket's directory {directory} is not a directory; choose another")
-    # What is sticky is safe from everybody but its owner.
-    sticky = bool(info.st_mode & stat.S_ISVTX)
-    if info.st_uid != os.geteuid() and not (sticky and info.st_uid == 0):
-        raise SocketPathError(
-            f"the socket's directory {directory} belongs to user {info.st_uid}, not to {os.geteuid()}; choose one of yours"
-        )
-    if info.st_mode & 0o022 and not sticky:
-        raise SocketPathError(
-            f"the socket's directory {directory} can be written by others (mode {stat.S_IMODE(info.st_mode):o}); chmod it to 700"
-        )
-
-
-def _acquire(lock_path: Path, path: Path) -> int:
-    while True:
+        Raises ShmschedError while it cannot be: somebody else has the path now, or the directory is gone.
+        """
+        check_directory(self.path.parent)
+        self._lock.regain()
+        if self._is_own():
+            return False
+        new, own = _bound(self.path)
         try:
-            fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as e:
-            raise SocketPathError(f"cannot open {lock_path}: {e.strerror}") from e
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise DaemonRunning(
-                f"the daemon with pid {holder} has {path}; stop it with `shmsched stop --socket {path}` or choose another path"
-            ) from None
-        # The holder removes the file as it leaves: a lock on a file that has no name any more excludes nobody.
-        try:
-            if os.stat(lock_path).st_ino == os.fstat(fd).st_ino:
-                os.truncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-                return fd
-        except FileNotFoundError:
+            while (connection := self._accept()) is not None:
+                self._waiting.append(connection)
+        except OSError:
+            # No descriptors are left: who waits in there is told by the end of it.
             pass
-        os.close(fd)
+        os.dup2(new.fileno(), self.sock.fileno(), inheritable=False)
+        new.close()
+        self._own = own
+        return True
+
+    def freshen(self) -> None:
+        """To whoever removes what is old, socket, lock and directory are new."""
+        try:
+            self._lock.freshen()
+            if self._is_own():
+                os.utime(self.path, follow_symlinks=False)
+            directory = self.path.parent.stat()
+            if directory.st_uid == os.geteuid() and not directory.st_mode & stat.S_ISVTX:
+                os.utime(self.path.parent)
+        except OSError:
+            # Another file system, another owner: then it ages.
+            pass
+
+    def close(self) -> None:
+        try:
+            # With the lock, nobody puts another socket in place between the look and the unlinking. The socket is closed after
+            # both: until then its inode's number is no other's.
+            self._lock.regain()
+            if self._is_own():
+                self.path.unlink(missing_ok=True)
+        except (ShmschedError, OSError):
+            # Somebody else has the path, or it is gone.
+            pass
+        for connection in self._waiting:
+            connection.close()
+        self.sock.close()
+        self._lock.release()
+
+    def _is_own(self) -> bool:
+        return _identity(self.path) == self._own
+
+
+Identity = tuple[int, int]
+
+
+def _identity(path: Path) -> Identity | None:
+    try:
+        info = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+def _bound(path: Path) -> tuple[socket.socket, Identity | None]:
+    """A socket that listens at ``path``, whose lock the caller has. Raises DaemonRunning if another one does."""
+    _remove_dead(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+        own = _identity(path)
+        sock.listen(BACKLOG)
+    except OSError as e:
+        sock.close()
+        raise SocketPathError(f"cannot bind {path}: {e.strerror}") from e
+    finally:
+        os.umask(before)
+    return sock, own
+
+
+def _remove_dead(path: Path) -> None:
+    """Unlink the socket that a dead daemon left. The caller has the lock. Raises DaemonRunning if the one there is alive."""
+    if not path.is_socket():
+        if path.exists() or path.is_symlink():
+            raise SocketPathError(f"{path} exists and is not a socket; remove it or choose another path")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError as e:
+            if e.errno == errno.EAGAIN:
+                raise refused(path, "unknown") from None
+        else:
+            raise refused(path, credentials(probe)[0] or "unknown")
+    path.unlink(missing_ok=True)
+
+
+def sweep_sockets(directory: Path, pattern: str) -> None:
+    """Remove the sockets and locks of that name whose daemons are dead."""
+    found = {path.with_name(path.name.removesuffix(".lock")) for path in directory.glob(pattern)}
+    for path in found:
+        try:
+            lock = SocketLock(path, patience_s=0.0)
+        except (DaemonRunning, SocketPathError):
+            continue
+        try:
+            _remove_dead(path)
+        except (ShmschedError, OSError):
+            # It lives, and only its lock's file was removed; or it is no socket.
+            pass
+        finally:
+            lock.release()

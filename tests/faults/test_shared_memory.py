@@ -132,7 +132,7 @@ def test_f3_what_a_kill_during_creation_left_is_swept_at_the_next_start() -> Non
 DAEMON = """
 import sys
 from pathlib import Path
-from shmsched.daemon.__main__ import run
+from shmsched.daemon.running import run
 from shmsched.daemon.config import ClientLimits, DaemonConfig, EngineConfig
 client = ClientLimits(arena_bytes=int(sys.argv[2]), outstanding_results=int(sys.argv[3]))
 engines = (EngineConfig(spec="echo"),)

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from shmsched.errors import DaemonRunning, SocketPathError
-from shmsched.wire.listener import Listener, default_socket
+from shmsched.wire.listener import Listener, sweep_sockets
+from shmsched.wire.socket_lock import SocketLock
+from shmsched.wire.socket_path import default_socket, private_directory
 
 from processes.leftovers import DEADLINE_S
 
@@ -54,14 +56,13 @@ def answers(path: Path) -> bool:
 
 
 def test_it_listens_for_this_user_only_and_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "s"
+    path = tmp_path / "s"
     before = os.umask(0)
     try:
         listener = Listener(path)
         assert os.umask(0) == 0, "the process's umask is not its to change"
     finally:
         os.umask(before)
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     assert answers(path)
     listener.close()
@@ -223,5 +224,141 @@ def test_the_default_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_socket() == tmp_path / "shmsched" / "default.sock"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert default_socket() == tmp_path / f"shmsched-{os.geteuid()}" / "default.sock"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    mine = tmp_path / f"shmsched-{os.geteuid()}"
+    assert default_socket() == mine / "default.sock"
+    Listener(default_socket()).close()
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    assert default_socket() == Path(f"/tmp/shmsched-{os.geteuid()}/default.sock")
+
+
+def test_a_directory_that_somebody_mistyped_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(SocketPathError, match="No such file or directory. Make it, with mode 700"):
+        Listener(tmp_path / "mistyped" / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_cleaner_removed_comes_back_and_whoever_waited_is_served(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    listener = Listener(path)
+    with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
+        early.connect(str(path))
+        path.unlink()
+        (tmp_path / "s.lock").unlink()
+        number = listener.sock.fileno()
+        assert listener.restore()
+        assert not listener.restore(), "there is nothing more to do"
+        assert listener.sock.fileno() == number
+        late.connect(str(path))
+        found = [listener.accept(), listener.accept()]
+        assert None not in found
+        for connection in found:
+            assert connection is not None
+            connection.close()
+        assert listener.accept() is None
+    with pytest.raises(DaemonRunning):
+        Listener(path)
+    listener.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_lock_whoever_listens_has_the_path(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    process = holder(path)
+    (tmp_path / "s.lock").unlink()
+    with pytest.raises(DaemonRunning, match=f"pid {process.pid} has {path}"):
+        Listener(path)
+    assert answers(path)
+    finish(process, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_leaves_unlinks_nothing_of_his_successors(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = Listener(path)
+    path.unlink()
+    (tmp_path / "s.lock").unlink()
+    second = Listener(path)
+    with pytest.raises(DaemonRunning):
+        first.restore()
+    first.close()
+    assert answers(path)
+    with pytest.raises(DaemonRunning):
+        Listener(path)
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_socket_of_a_successor_without_a_lock_is_not_unlinked_either(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = Listener(path)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        first.close()
+        assert answers(path)
+
+
+def test_who_only_looks_is_waited_for(tmp_path: Path) -> None:
+    """Somebody who sweeps has the lock for a moment."""
+    path = tmp_path / "s"
+    looking = SocketLock(path)
+    threading.Timer(0.05, looking.release).start()
+    Listener(path).close()
+
+
+def test_what_is_looked_at_is_kept_fresh(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir(mode=0o700)
+    listener = Listener(directory / "s")
+    for path in (*listener.files, directory):
+        os.utime(path, (1, 1))
+    listener.freshen()
+    for path in (*listener.files, directory):
+        assert path.stat().st_mtime > 1
+        assert path.stat().st_atime > 1
+    listener.close()
+
+
+def test_a_sweep_removes_what_the_dead_left_and_leaves_the_living(tmp_path: Path) -> None:
+    dead, living, unlocked = (tmp_path / f"launch-{name}.sock" for name in ("dead", "living", "unlocked"))
+    process = holder(dead)
+    process.kill()
+    finish(process, -signal.SIGKILL)
+    (tmp_path / "launch-lock.sock.lock").write_text(str(os.getpid()))
+    (tmp_path / "notes").touch()
+    listeners = [Listener(living), Listener(unlocked)]
+    (tmp_path / "launch-unlocked.sock.lock").unlink()
+    sweep_sockets(tmp_path, "launch-*.sock*")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "launch-living.sock",
+        "launch-living.sock.lock",
+        "launch-unlocked.sock",
+        "notes",
+    ]
+    assert answers(living)
+    assert answers(unlocked)
+    for listener in listeners:
+        listener.close()
+
+
+def test_a_place_that_is_too_long_names_the_variable_and_another_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHMSCHED_SOCKET", raising=False)
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    for variable in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setenv(variable, str(long))
+        with pytest.raises(
+            SocketPathError, match=f"at most 107.* follows from {variable}=.*: set SHMSCHED_SOCKET to a path"
+        ):
+            Listener(default_socket())
+    assert list(long.iterdir()) == []
+    assert private_directory(30) == Path(f"/tmp/shmsched-{os.geteuid()}")
+    monkeypatch.setenv("SHMSCHED_SOCKET", str(tmp_path / ("y" * 108)))
+    with pytest.raises(SocketPathError, match="Choose a shorter one with SHMSCHED_SOCKET"):
+        Listener(default_socket())

@@ -1,0 +1,115 @@
+"""Where a daemon's socket lies, and who may have its directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from shmsched.errors import SocketPathError
+
+MAX_PATH_BYTES = 107
+"""``sun_path`` has 108 bytes, the last of them a zero (man 7 unix)."""
+
+
+def default_socket() -> Path:
+    """``$SHMSCHED_SOCKET``, or ``default.sock`` in a private directory of this user."""
+    return _default()[0]
+
+
+def _default() -> tuple[Path, str]:
+    """The default, and the variable that it comes from."""
+    if chosen := os.environ.get("SHMSCHED_SOCKET"):
+        return Path(chosen), "SHMSCHED_SOCKET"
+    directory, variable = next(_private_directories())
+    return directory / "default.sock", variable
+
+
+def _private_directories() -> Iterator[tuple[Path, str]]:
+    """Where sockets of this user may lie, the best first, and the variable that says so. Only these are made if missing."""
+    mine = f"shmsched-{os.geteuid()}"
+    if (runtime := _usable("XDG_RUNTIME_DIR")) is not None:
+        yield runtime / "shmsched", "XDG_RUNTIME_DIR"
+    if (temporary := _usable("TMPDIR")) is not None:
+        yield temporary / mine, "TMPDIR"
+    yield Path("/tmp") / mine, "TMPDIR"
+    yield Path("/var/tmp") / mine, "TMPDIR"
+    # Where segments are made something can be made; with a dot, for those who look for what a segment left there.
+    yield Path("/dev/shm") / f".{mine}", "TMPDIR"
+
+
+def _usable(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value).absolute() if value and os.path.isdir(value) and os.access(value, os.W_OK | os.X_OK) else None
+
+
+def private_directory(name_bytes: int) -> Path:
+    """A private directory that can be written, and that leaves room for a name of so many bytes. Raises SocketPathError."""
+    found = [directory for directory, _ in _private_directories()]
+    if chosen := os.environ.get("SHMSCHED_SOCKET"):
+        found.insert(0, Path(chosen).absolute().parent)
+    faults = []
+    for directory in found:
+        try:
+            if (n := len(os.fsencode(directory)) + 1 + name_bytes) > MAX_PATH_BYTES:
+                raise SocketPathError(
+                    f"{directory}: a socket's path in it would have {n} bytes; {MAX_PATH_BYTES} are allowed"
+                )
+            check_directory(directory)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise SocketPathError(f"{directory} cannot be written")
+        except SocketPathError as e:
+            faults.append(str(e))
+            continue
+        return directory
+    raise SocketPathError(
+        "no directory is left for a socket. Set XDG_RUNTIME_DIR or TMPDIR to a directory with a short path that can be written: "
+        + "; ".join(faults)
+    )
+
+
+def check_path_length(path: str) -> None:
+    n = len(os.fsencode(path))
+    if n > MAX_PATH_BYTES:
+        raise SocketPathError(
+            f"the socket's path has {n} bytes; a Unix socket takes at most {MAX_PATH_BYTES}: {path}. Choose a shorter one"
+            + _where_from(Path(path))
+        )
+
+
+def _where_from(path: Path) -> str:
+    """What to set, if nobody chose this path."""
+    default, variable = _default()
+    if path != default:
+        return ""
+    if variable == "SHMSCHED_SOCKET":
+        return " with SHMSCHED_SOCKET, which says so"
+    given = f" (it follows from {variable}={os.environ[variable]})" if os.environ.get(variable) else ""
+    return f"{given}: set SHMSCHED_SOCKET to a path, or XDG_RUNTIME_DIR or TMPDIR to a directory of yours"
+
+
+def check_directory(directory: Path) -> None:
+    """The directory is ours and nobody else writes to it, or it is sticky, and nobody can put another socket in place."""
+    try:
+        # A slip of the pen in a path that somebody chose must not leave directories.
+        if not directory.exists() and any(directory == private for private, _ in _private_directories()):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        info = directory.stat()
+    except OSError as e:
+        advice = _where_from(directory / "default.sock")
+        raise SocketPathError(
+            f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another{advice}"
+        ) from e
+    if not stat.S_ISDIR(info.st_mode):
+        raise SocketPathError(f"the socket's directory {directory} is not a directory; choose another")
+    # What is sticky is safe from everybody but its owner.
+    sticky = bool(info.st_mode & stat.S_ISVTX)
+    if info.st_uid != os.geteuid() and not (sticky and info.st_uid == 0):
+        raise SocketPathError(
+            f"the socket's directory {directory} belongs to user {info.st_uid}, not to {os.geteuid()}; choose one of yours"
+        )
+    if info.st_mode & 0o022 and not sticky:
+        raise SocketPathError(
+            f"the socket's directory {directory} can be written by others (mode {stat.S_IMODE(info.st_mode):o}); chmod it to 700"
+        )
