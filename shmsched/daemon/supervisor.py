@@ -15,7 +15,7 @@ from enum import Enum
 
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.engine_link import EngineLink, EngineState
-from shmsched.daemon.loop import READ, EventLoop
+from shmsched.daemon.loop import READ, EventLoop, Timer
 
 MOST_FAILURES = 5
 """Deaths in a row, with no batch completed in between, after which an engine is not started again."""
@@ -58,6 +58,8 @@ class Worker:
     """Why its engine did not start, in the engine's own words."""
     last_exit: str = ""
     started: float = field(default_factory=time.monotonic)
+    start_timer: Timer | None = None
+    """Until this incarnation's engine has started, or has ended: kept any longer, it would keep the process's object as well."""
 
     @property
     def is_dying(self) -> bool:
@@ -113,6 +115,7 @@ class Supervisor:
 
     def is_ready(self, worker: Worker) -> None:
         worker.ready = worker.was_ready = True
+        self._expect_no_more(worker)
 
     def kill(self, worker: Worker) -> None:
         """End the worker's process at once; ``died`` follows."""
@@ -189,7 +192,9 @@ class Supervisor:
         worker.started = time.monotonic()
         worker.ready = False
         limit = self._config.start_timeout_s
-        self._loop.call_at(worker.started + limit, lambda: self._expect_ready(worker, process, limit))
+        worker.start_timer = self._loop.call_at(
+            worker.started + limit, lambda: self._expect_ready(worker, process, limit)
+        )
         worker.pidfd = os.pidfd_open(process.pid)
         self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
         if self._ending:
@@ -200,8 +205,14 @@ class Supervisor:
             self._log(f"engine {worker.spec} (pid {process.pid}) did not start within {limit:g} s; it is killed")
             self.kill(worker)
 
+    def _expect_no_more(self, worker: Worker) -> None:
+        if worker.start_timer is not None:
+            worker.start_timer.cancel()
+            worker.start_timer = None
+
     def _exited(self, worker: Worker) -> None:
         assert worker.process is not None
+        self._expect_no_more(worker)
         self._loop.unwatch(worker.pidfd)
         os.close(worker.pidfd)
         worker.pidfd = -1
