@@ -30,13 +30,14 @@ def launch(
     max_decode_sequences: int = 32,
     max_prefill_chunk_size: int = 256,
     start_timeout: float = 600.0,
+    stderr: int | None = None,
     **settings: Any,
 ) -> Cluster:
     """Start a daemon of one's own with ``engines`` copies of each engine spec, and wait until they are up.
 
     The daemon ends with the cluster's ``close()`` or with this process, however this process ends. ``settings`` are further
     fields of ``DaemonConfig`` that are plain numbers. Raises EngineStartError with its reason if no engine comes up; what
-    the engines print goes to standard error.
+    daemon and engines print goes to standard error, or to the descriptor ``stderr``, which they inherit.
     """
     if engines < 1:
         raise InvalidRequest(f"engines is {engines}; it must be 1 or more. For no engine at all, name no spec")
@@ -55,6 +56,7 @@ def launch(
         [sys.executable, "-P", "-m", "shmsched.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         start_new_session=True,
     )
     cluster = Cluster(process, Path(config["socket"]))

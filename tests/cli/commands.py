@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from processes.unannounced import unannounced
+
 SCRIPT = str(Path(sysconfig.get_path("scripts")) / "shmsched")
 DEADLINE_S = 60.0
 
@@ -22,8 +24,8 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 def shmsched(home: Path, *arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
+    """Run a command to its end. What it may say in an error is each test's; a traceback is none."""
+    ended = subprocess.run(
         [SCRIPT, *arguments],
         env=environment(home, **env),
         cwd=cwd or home,
@@ -32,6 +34,8 @@ def shmsched(home: Path, *arguments: str, cwd: Path | None = None, **env: str) -
         text=True,
         timeout=DEADLINE_S,
     )
+    assert no_traceback(ended.stderr), ended.stderr
+    return ended
 
 
 class Running:
@@ -101,8 +105,9 @@ def running(home: Path, *arguments: str, **env: str) -> Iterator[Running]:
 
 
 @contextmanager
-def daemon(home: Path, *options: str, **env: str) -> Iterator[Running]:
-    """``shmsched up``, ready. Stopped at the end."""
+def daemon(home: Path, *options: str, prints: Sequence[str] = (), **env: str) -> Iterator[Running]:
+    """``shmsched up``, ready. Stopped at the end; neither it nor its engines may have printed what nobody knows, but for lines that
+    match one of ``prints``."""
     with running(home, "up", *options, **env) as up:
         up.read_until(b"\n")
         assert up.out.startswith(b"ready "), up.out
@@ -110,6 +115,8 @@ def daemon(home: Path, *options: str, **env: str) -> Iterator[Running]:
         if up.process.poll() is None:
             up.process.terminate()
             assert up.wait() == 0, up.err
+    said = unannounced(up.err, prints)
+    assert not said, said
 
 
 def no_traceback(text: str) -> bool:

@@ -170,7 +170,7 @@ def test_what_an_engine_prints_goes_to_standard_error(home: Path) -> None:
     (home / "loud.py").write_text(
         "from shmsched.workers.echo import Echo\n\nclass Loud(Echo):\n    def start(self, limits):\n        print('loud words')\n"
     )
-    with daemon(home, "--engine", "loud.py:Loud") as up:
+    with daemon(home, "--engine", "loud.py:Loud", prints=["loud words"]) as up:
         up.process.terminate()
         assert up.wait() == 0
         assert up.out.count(b"\n") == 1

@@ -90,6 +90,7 @@ def test_a_chunk_that_rewinds_runs_after_the_one_before_it(start: Start) -> None
     assert ids == [last(1, 2, 3), last(5), last(1, 9), last(1, 9, 4)]
 
 
+@pytest.mark.prints("KeyError: 77")
 def test_raw_rows_go_to_the_client_s_arena_and_nowhere_else(start: Start) -> None:
     scheduler = start(Commanded())
     scheduler.open(0)

@@ -37,6 +37,7 @@ def test_a_batch_that_follows_one_not_wholly_done_is_skipped(start: Start, token
     assert scheduler.run(Step(0, 1, [5])) == ([DONE], [last(1, 5)], []), "the session stands where it stood"
 
 
+@pytest.mark.prints("RuntimeError: out of luck")
 def test_a_batch_that_follows_one_in_which_the_engine_raised_is_skipped(start: Start) -> None:
     scheduler = start(Commanded())
     scheduler.open(0)

@@ -80,6 +80,7 @@ def test_when_everything_is_deferred_the_youngest_session_makes_room(client: shm
             session.submit([1])
 
 
+@pytest.mark.prints("RuntimeError: the engine was told to raise")
 def test_an_engine_that_raises_fails_the_batch_and_goes_on(client: shmsched.Client) -> None:
     with client.open_session() as session:
         with pytest.raises(shmsched.EngineError, match="RuntimeError: the engine was told to raise"):
@@ -298,6 +299,7 @@ def test_an_engine_that_hangs_in_open_session_is_killed_too() -> None:
         client.open_session(timeout=DEADLINE).close()
 
 
+@pytest.mark.prints("RuntimeError: the engine was told to raise")
 def test_an_engine_that_raises_in_close_session_goes_on() -> None:
     with shmsched.launch(MOODY) as cluster, cluster.client() as client, client.open_session() as other:
         client.open_session(options=b"raise on close").close()

@@ -147,11 +147,13 @@ def test_ctrl_c_ends_it_early_and_in_order(stress: Callable[..., Run]) -> None:
         (["--engine", "nonsense"], "Error: "),
         (
             ["--chaos", "kill-server=2"],
-            "'kill-server' is no fault; known are kill-engine, stop-engine, kill-client, stop-client, garbage, cancel",
+            "'kill-server' is no fault; known are kill-engine, stop-engine, kill-client, stop-client, garbage, interrupt, pause,"
+            " short-descriptors, short-memory, short-pids, full-shm, cancel, pid-namespace",
         ),
         (["--chaos", "kill-engine"], "kill-engine= is not a mean interval; from 0.05 to 86400 seconds is wanted"),
         (["--chaos", "garbage=nan"], "garbage=nan is not a mean interval"),
         (["--chaos", "cancel=1.5"], "cancel=1.5 is not a share of the submissions; from 0 to 1 is wanted"),
+        (["--chaos", "pid-namespace=2"], "pid-namespace=2 is not a share of the clients; from 0 to 1 is wanted"),
         (["--chaos", "garbage=1,garbage=2"], "garbage is there twice"),
         (["--chaos", ""], "'' is no fault"),
         (["--socket", "/tmp/x.sock", "--chaos", "garbage=1"], "--chaos is for a daemon of our own"),

@@ -6,20 +6,14 @@ import itertools
 import json
 import os
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from shmsched import EngineDied, EngineError, SchedulerDied, SessionLost
 from shmsched.memory.segment import Segment
 from shmsched.tools.load.answers import Mirror, hashes_after
-from shmsched.tools.load.chaos import Fault, parse_chaos
 from shmsched.tools.load.drawn import Draws
-from shmsched.tools.load.drive import Found, explain
 from shmsched.tools.load.expected import Expected
-from shmsched.tools.load.flight import blamed_process
-from shmsched.tools.load.injector import Injected, Injector
 from shmsched.tools.load.lies import lie
 from shmsched.tools.load.options import Mode
 from shmsched.tools.load.rows import HeldLeases, RowCheck
@@ -168,28 +162,6 @@ def test_a_generation_is_foreseen_up_to_its_stop_token() -> None:
         assert drawn.stopped == (came[-1] in drawn.stop_tokens)
         stopped += drawn.stopped
     assert 20 < stopped < 180
-
-
-def test_what_failed_is_explained_by_a_fault_that_hit_the_process_it_is_blamed_on() -> None:
-    found = Found(
-        tally=Tally(blamed=Counter({"EngineDied 5": 3, "SessionLost 5": 4, "EngineTimeout 5": 2, "EngineDied 6": 1}))
-    )
-    chaos = parse_chaos("kill-engine=1,stop-client=2")
-    injector = Injector(chaos, 1, None, None, lambda client: None)  # type: ignore[arg-type]
-    injector.injected = [Injected(Fault.KILL_ENGINE, 1.0, 5), Injected(Fault.STOP_CLIENT, 1.0, 6)]
-    explain(found, injector)
-    assert found.explained == {Fault.KILL_ENGINE: {"EngineDied": 3, "SessionLost": 4}}
-    assert found.tally.failed == 3
-    assert found.tally.errors == {"EngineTimeout": 2, "EngineDied": 1}
-    assert len(found.tally.examples) == 2
-
-
-def test_errors_blame_the_process_that_they_name() -> None:
-    assert blamed_process(EngineDied("engine echo (pid 12) ended while it ran batch 3: gone")) == 12
-    assert blamed_process(SessionLost("session 3 is lost: engine echo (pid 13) ended")) == 13
-    assert blamed_process(SessionLost("session 3 is lost: it was evicted")) is None
-    assert blamed_process(SchedulerDied("gone")) == os.getpid()
-    assert blamed_process(EngineError("engine echo (pid 12) raised")) is None
 
 
 def test_growth_is_seen_behind_a_warm_up() -> None:

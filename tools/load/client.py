@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import queue
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
-from shmsched import Client, ClientClosed, Full, Model, NoEngine, SchedulerDied, SchedulerStopped, ShmschedError
-from shmsched.tools.load.flight import Flight, Pulse, Shared
+from shmsched import (
+    Client,
+    ClientClosed,
+    Full,
+    Model,
+    NoEngine,
+    SchedulerDied,
+    SchedulerStopped,
+    SharedMemoryError,
+    ShmschedError,
+    SystemLimit,
+)
+from shmsched.tools.load.flight import Flight, Pulse, Shared, say_failed
 from shmsched.tools.load.generators import Generators
 from shmsched.tools.load.loop import ClosedLoop
 from shmsched.tools.load.options import MODEL, ClientPlan, Mode
+from shmsched.tools.load.orders import Orders, Teller, watch_parent
 from shmsched.tools.load.rows import HeldLeases, RowCheck
 from shmsched.tools.load.tally import Tally
 from shmsched.tools.load.turns import Choices
@@ -29,7 +39,6 @@ CONNECT_S = 10.0
 TELL_S = 0.2
 RETRY_S = 0.005
 RETRY_AFTER_FAILURE_S = 0.1
-ORPHAN_S = 10.0
 SMALL_ARENA = 16 << 20
 """For those that make thousands of connections: reserving 64 MiB for each takes longer than all that they do."""
 
@@ -196,49 +205,6 @@ class Telling:
         return total
 
 
-class Teller:
-    """Writes messages to the parent."""
-
-    def __init__(self) -> None:
-        # Whatever prints to standard output, an import say, must not get in between.
-        self._fd = os.dup(1)
-        os.dup2(2, 1)
-
-    def __call__(self, kind: str, **message: Any) -> None:
-        data = json.dumps({"kind": kind, **message}).encode() + b"\n"
-        while data:
-            data = data[os.write(self._fd, data) :]
-
-
-class Orders:
-    """Lines from the parent. Read without ``sys.stdin``, whose lock a waiting daemon thread would hold at exit."""
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    def next(self) -> str:
-        """The next line; empty at the end."""
-        while b"\n" not in self._data:
-            data = os.read(0, 4096)
-            if not data:
-                return ""
-            self._data += data
-        line, _, self._data = self._data.partition(b"\n")
-        return line.decode()
-
-
-def _watch_parent(orders: Orders, stop: queue.SimpleQueue[Any], go: threading.Event) -> None:
-    while order := orders.next():
-        if order == "stop":
-            stop.put(None)
-        go.set()
-    stop.put(None)
-    go.set()
-    # The driver ends now; if it cannot, nobody is left who would end it.
-    time.sleep(ORPHAN_S)
-    os._exit(3)
-
-
 def main() -> int:
     """0: it told its final counts. 1: it told why it could not."""
     tell = Teller()
@@ -246,7 +212,7 @@ def main() -> int:
     plan = ClientPlan(**json.loads(orders.next()))
     go = threading.Event()
     told = Telling()
-    threading.Thread(target=_watch_parent, args=(orders, told.landings, go), daemon=True).start()
+    threading.Thread(target=watch_parent, args=(orders, lambda: told.landings.put(None), go), daemon=True).start()
     try:
         seconds = _live(plan, tell, told, go)
         tell("final", seconds=seconds, tally=told.before.to_json(), pauses=told.pulse.take())
@@ -261,8 +227,8 @@ def _live(plan: ClientPlan, tell: Teller, told: Telling, go: threading.Event) ->
     started = 0.0
     life = 0
     while not told.stopped:
-        with Client(socket=plan.socket, wait=CONNECT_S, arena_bytes=SMALL_ARENA if plan.life_steps else None) as client:
-            driver = Driver(client, _served(client), plan, tell, told, life)
+        with connected(plan, told.before, arena_bytes=SMALL_ARENA if plan.life_steps else None) as client:
+            driver = Driver(client, served(client), plan, tell, told, life)
             if life == 0:
                 tell("ready")
                 go.wait()
@@ -275,12 +241,25 @@ def _live(plan: ClientPlan, tell: Teller, told: Telling, go: threading.Event) ->
     return time.monotonic() - started
 
 
-def _served(client: Client) -> Model:
+def connected(plan: ClientPlan, tally: Tally, arena_bytes: int | None = None) -> Client:
+    """A connection. Where things run short it is tried again, which counts as a step that failed of it."""
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return Client(socket=plan.socket, wait=CONNECT_S, arena_bytes=arena_bytes)
+        except (SharedMemoryError, SystemLimit) as e:
+            if not plan.peers_fall or time.monotonic() >= deadline:
+                raise
+            say_failed(tally, e, 1, "a connection", peers_fall=plan.peers_fall)
+        time.sleep(RETRY_AFTER_FAILURE_S)
+
+
+def served(client: Client, name: str = MODEL) -> Model:
     """The model, once it is served: while every engine is being started again nothing is, and a moment later nothing may be."""
     deadline = time.monotonic() + CONNECT_S
-    while (model := client.models.get(MODEL)) is None:
+    while (model := client.models.get(name)) is None:
         if time.monotonic() >= deadline:
-            raise NoEngine(f"no engine of model {MODEL!r} came within {CONNECT_S:g} s")
+            raise NoEngine(f"no engine of model {name!r} came within {CONNECT_S:g} s")
         time.sleep(RETRY_S)
     return model
 

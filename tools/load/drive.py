@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shmsched.tools.load.chaos import EXPLAINS, Fault
-from shmsched.tools.load.fleet import ClientProcess, Fleet
-from shmsched.tools.load.injector import Injector
+from shmsched.tools.load.chaos import EXPLAINS, SHORTAGES, Fault
+from shmsched.tools.load.fleet import ClientProcess, Fleet, Part
+from shmsched.tools.load.garbage import Garbage
+from shmsched.tools.load.injector import Injected, Injector
 from shmsched.tools.load.options import ClientPlan, Options
+from shmsched.tools.load.quiet import Quiet, judge
 from shmsched.tools.load.tally import KEPT_EXAMPLES, Tally
 from shmsched.tools.load.target import Status, Target
 from shmsched.tools.load.trend import Held, Watch
@@ -19,6 +21,8 @@ READY_EACH_S = 0.5
 DRAIN_S = 8.0
 FINAL_S = 3.0
 SOAK_LIMIT_S = 7200.0
+FELT_S = 3.0
+"""How long after a shortage an error may still blame it: the one who meets it tells later."""
 STALLED_S = 60.0
 """A soak in which nothing is completed for so long is ended."""
 
@@ -48,6 +52,11 @@ class Found:
     """Steps that failed because of a fault that was injected, by kind of fault and of error."""
     pauses: dict[Fault, float] = field(default_factory=dict)
     """The longest pause, in seconds, in which a fault found a client that it did not hit."""
+    interrupts: int = 0
+    interrupted: dict[str, int] = field(default_factory=dict)
+    """In which calls they came."""
+    quiet: Quiet | None = None
+    """None if there was no quiet neighbour."""
     problems: list[str] = field(default_factory=list)
     all_told: bool = True
 
@@ -61,7 +70,7 @@ class Drive:
     before: Status
     show: Callable[[Progress], None]
     interrupted: Callable[[], bool]
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: Fleet
     injector: Injector | None = None
     watch: Watch = field(default_factory=lambda: Watch([]))
     started: float = 0.0
@@ -71,6 +80,10 @@ class Drive:
         options, fleet = self.options, self.fleet
         for index in range(options.clients):
             fleet.start(self._plan(index, self._time_left()))
+        if options.chaos is not None:
+            fleet.start(self._plan(options.clients, self._time_left()), Part.QUIET)
+            if Fault.INTERRUPT in options.chaos.every_s:
+                fleet.start(self._plan(options.clients + 1, self._time_left()), Part.INTERRUPTED)
         clients = fleet.clients
         fleet.listen_until(
             lambda: self.interrupted() or all(c.ready or c.at_end for c in clients),
@@ -105,7 +118,11 @@ class Drive:
     def _begin(self) -> None:
         options, fleet = self.options, self.fleet
         if options.chaos is not None:
-            self.injector = Injector(options.chaos, options.seed, self.target, fleet, self._replace)
+            garbage = Garbage(self.target.socket, options.seed, fleet.ear)
+            not_injected = dict(self.target.not_injected)
+            self.injector = Injector(
+                options.chaos, options.seed, self.target, fleet, self._replace, garbage, not_injected=not_injected
+            )
             self.injector.start(self.started)
         if self.target.cluster is not None and (options.chaos is not None or options.soak is not None):
             processes = [Held("daemon", self.target.cluster.pid)]
@@ -113,6 +130,10 @@ class Drive:
                 processes += [
                     Held(f"engine {n}", pid) for n, pid in enumerate(sorted(self.before.pids - {processes[0].pid}))
                 ]
+            else:
+                # All others come and go.
+                processes += [Held("quiet engine", pid) for pid in self.before.quiet_engines]
+                processes += [Held("quiet client", c.process.pid) for c in fleet.clients if c.part is Part.QUIET]
             self.watch = Watch(processes)
 
     def _plan(self, index: int, seconds: float) -> ClientPlan:
@@ -126,7 +147,8 @@ class Drive:
             seed=options.seed,
             give_up_s=seconds + FINAL_S,
             drain_s=DRAIN_S,
-            cancel=None if chaos is None else chaos.cancel,
+            cancel=None if chaos is None else chaos.shares.get(Fault.CANCEL),
+            interrupt_every_s=0.0 if chaos is None else chaos.every_s.get(Fault.INTERRUPT, 0.0),
             peers_fall=chaos is not None and chaos.hits_processes,
             # What is under way when a life is over adds about as much again.
             life_steps=0 if soak is None else max(1, soak.steps // soak.connects // 2),
@@ -187,6 +209,8 @@ def collect(fleet: Fleet, injector: Injector | None, ran: float) -> Found:
     for client in fleet.clients:
         found.tally.merge(client.tally)
         found.seconds = max(found.seconds, client.seconds)
+        found.interrupts += sum(client.interrupts.values())
+        found.interrupted |= client.interrupts
         if not client.final:
             found.all_told = False
             # What it had outstanding when it last spoke; of a client that is gone nobody knows better.
@@ -196,28 +220,49 @@ def collect(fleet: Fleet, injector: Injector | None, ran: float) -> Found:
                 found.lost += client.outstanding
     found.lost += found.tally.lost
     explain(found, injector)
+    found.quiet = judge(fleet, injector.injected if injector else ())
+    if found.quiet is not None:
+        found.problems += found.quiet.problems
     if injector is not None:
-        found.problems += injector.faults_found
+        found.problems += injector.garbage.faults_found
         found.pauses = {fault: _longest_pause(fleet, injector, fault) for fault in injector.chaos.every_s}
     return found
 
 
 def explain(found: Found, injector: Injector | None) -> None:
     """Put what failed down to the faults that hit the processes it is blamed on; what is left has failed."""
-    hit = {fault: injector.pids(fault) if injector else set() for fault in EXPLAINS}
-    for blame, steps in sorted(found.tally.blamed.items()):
-        error, pid = blame.split()
-        fault = next((f for f, errors in EXPLAINS.items() if error in errors and int(pid) in hit[f]), None)
+    for said, steps in sorted(found.tally.blamed.items()):
+        error, blamed = said.split()
+        fault = _explanation(error, blamed, injector.injected if injector else [])
         if fault is None:
             found.tally.failed += steps
             found.tally.errors[error] += steps
             if len(found.tally.examples) < 2 * KEPT_EXAMPLES:
-                found.tally.examples.append(
-                    f"failed: {steps} steps with {error}, for which process {pid} is blamed, which no fault had hit"
-                )
+                found.tally.examples.append(f"failed: {steps} steps with {error}, for which {_in_words(blamed)}")
         else:
             counts = found.explained.setdefault(fault, {})
             counts[error] = counts.get(error, 0) + steps
+
+
+def _explanation(error: str, blamed: str, injected: list[Injected]) -> Fault | None:
+    """The fault that hit the process that is blamed, or the shortage that there was at the time."""
+    short_of, _, second = blamed.partition("@")
+    for one in injected:
+        if error not in EXPLAINS.get(one.fault, ()):
+            continue
+        if second:
+            if one.fault == short_of and one.at - 1 <= int(second) <= one.until + FELT_S:
+                return one.fault
+        elif one.pid == int(blamed) and one.fault not in SHORTAGES:
+            return one.fault
+    return None
+
+
+def _in_words(blamed: str) -> str:
+    short_of, _, second = blamed.partition("@")
+    if second:
+        return f"a shortage is blamed ({short_of}), which nobody had injected by then"
+    return f"process {blamed} is blamed, which no fault had hit"
 
 
 def _longest_pause(fleet: Fleet, injector: Injector, fault: Fault) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from shmsched.tools.load.chaos import EXPLAINS, Fault
+from shmsched.tools.load.chaos import EXPLAINS, SHARES, Fault
 from shmsched.tools.load.injector import Injector
 from shmsched.tools.load.run import Outcome
 
@@ -21,14 +22,18 @@ def to_json(outcome: Outcome) -> dict[str, Any] | None:
     for fault, every in injector.chaos.every_s.items():
         document[fault.value] = {
             "every_s": every,
-            "injected": injector.count(fault),
+            "injected": outcome.found.interrupts if fault is Fault.INTERRUPT else injector.count(fault),
             "came_of_it": _came_of_it(outcome, injector, fault),
             "steps_failed": found.explained.get(fault, {}),
             "longest_pause_s": round(found.pauses.get(fault, 0.0), 3),
+            "not_injected": injector.not_injected.get(fault),
         }
-    if injector.chaos.cancel is not None:
+    if (share := injector.chaos.shares.get(Fault.PID_NAMESPACE)) is not None:
+        clients = outcome.clients_apart
+        document[Fault.PID_NAMESPACE.value] = {"share": share, "injected": clients, "came_of_it": {}}
+    if (share := injector.chaos.shares.get(Fault.CANCEL)) is not None:
         document[Fault.CANCEL.value] = {
-            "share": injector.chaos.cancel,
+            "share": share,
             "injected": tally.cancels + tally.cancels_late,
             "came_of_it": {"in time": tally.cancels, "late": tally.cancels_late, "steps cancelled": tally.cancelled},
         }
@@ -47,8 +52,17 @@ def _came_of_it(outcome: Outcome, injector: Injector, fault: Fault) -> dict[str,
             return {"clients replaced": injector.count(fault), "steps written off": outcome.found.written_off}
         case Fault.STOP_CLIENT:
             return {"clients disconnected": len(injector.disconnected)}
+        case Fault.GARBAGE:
+            return dict(injector.garbage.attacks.most_common())
+        case Fault.INTERRUPT:
+            return outcome.found.interrupted
+        case Fault.PAUSE:
+            return {"seconds, all in all": round(sum(i.until - i.at for i in injector.injected if i.fault is fault))}
+        case Fault.SHORT_DESCRIPTORS | Fault.SHORT_MEMORY:
+            hit = Counter(i.whom for i in injector.injected if i.fault is fault)
+            return {f"of {whom}": n for whom, n in sorted(hit.items())}
         case _:
-            return dict(injector.attacks.most_common())
+            return {}
 
 
 def show(outcome: Outcome, console: Console) -> None:
@@ -64,13 +78,13 @@ def show(outcome: Outcome, console: Console) -> None:
     table.add_column("longest pause\nof the others", justify="right")
     for name, row in document.items():
         fault = Fault(name)
-        often = f"{row['share']:.0%}" if fault is Fault.CANCEL else f"{row['every_s']:g} s"
+        often = f"{row['share']:.0%}" if fault in SHARES else f"{row['every_s']:g} s"
         errors = ", ".join(f"{error} x {n:,}" for error, n in sorted(row.get("steps_failed", {}).items()))
         pause = row.get("longest_pause_s")
         table.add_row(
             f"{name} ({often})",
             f"{row['injected']:,}",
-            "\n".join(f"{what} {n:,}" for what, n in row["came_of_it"].items()),
+            row.get("not_injected") or "\n".join(f"{what} {n:,}" for what, n in row["came_of_it"].items()),
             errors or ("none" if fault in EXPLAINS else ""),
             "" if pause is None else f"{pause:.2f} s" if pause else "none",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
@@ -10,14 +11,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from shmsched.tools.load.ear import Ear
+from shmsched.tools.load.flight import SELF
 from shmsched.tools.load.options import ClientPlan
+from shmsched.tools.load.shortages import next_child_in_pid_namespace
 from shmsched.tools.load.tally import Tally
 
 KILL_S = 5.0
 TICK_S = 0.1
+
+
+class Part(StrEnum):
+    """What a client process does: the name of its module."""
+
+    BUSY = "client"
+    QUIET = "neighbour"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +41,7 @@ class ClientProcess:
     index: int
     process: subprocess.Popen[bytes]
     heard: float
+    part: Part = Part.BUSY
     data: bytes = b""
     ready: bool = False
     at_end: bool = False
@@ -39,13 +54,23 @@ class ClientProcess:
     """When nothing was answered, begin and end of each in seconds of ``time.monotonic()``."""
     final: bool = False
     """It has told its last counts."""
+    waits: dict[str, Any] = field(default_factory=dict)
+    """How long a quiet neighbour has waited, as it told last."""
+    interrupts: dict[str, int] = field(default_factory=dict)
+    """In which calls they came, as the client that is interrupted told last."""
     killed: bool = False
     """By us: what it had outstanding is nobody's any more."""
     error: str = ""
 
     @property
     def name(self) -> str:
-        return f"client {self.index} (pid {self.process.pid})"
+        what = f"client {self.index}" if self.part is Part.BUSY else f"the {self.part} client"
+        return f"{what} (pid {self.process.pid})"
+
+    @property
+    def may_be_hit(self) -> bool:
+        """By faults that are aimed at one client."""
+        return self.part is Part.BUSY
 
     def order(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -82,6 +107,11 @@ class ClientProcess:
 
     def _counted(self, message: dict[str, Any]) -> None:
         self.tally = Tally.from_json(message["tally"])
+        self.waits = message.get("waits", {})
+        self.interrupts = message.get("interrupts", {})
+        for said in [said for said in self.tally.blamed if said.endswith(f" {SELF}")]:
+            # In a PID namespace of its own it does not know its number.
+            self.tally.blamed[said.replace(SELF, str(self.process.pid))] += self.tally.blamed.pop(said)
         self.pauses += [(float(begin), float(end)) for begin, end in message["pauses"]]
 
     def bury(self) -> None:
@@ -99,18 +129,28 @@ class ClientProcess:
 class Fleet:
     """Starts the clients, listens to them, and sees to it that they end."""
 
+    ear: Ear
+    in_namespaces: float = 0.0
+    """The share of clients that have a PID namespace of their own."""
+    apart: int = 0
+    """How many have one by now."""
     clients: list[ClientProcess] = field(default_factory=list)
     selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
 
-    def start(self, plan: ClientPlan) -> ClientProcess:
+    def start(self, plan: ClientPlan, part: Part = Part.BUSY) -> ClientProcess:
+        n = len(self.clients)
+        apart = math.floor((n + 1) * self.in_namespaces) > math.floor(n * self.in_namespaces)
         # A session of its own keeps a terminal's Ctrl-C away: the parent tells it when to stop.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shmsched.tools.load.client"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        client = ClientProcess(plan.index, process, time.monotonic())
+        with self.ear.pipe(f"{part} {plan.index}") as stderr, next_child_in_pid_namespace() if apart else nullcontext():
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", f"shmsched.tools.load.{part}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self.apart += apart
+        client = ClientProcess(plan.index, process, time.monotonic(), part)
         self.clients.append(client)
         assert process.stdout is not None
         self.selector.register(process.stdout, selectors.EVENT_READ, client)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import time
@@ -19,9 +18,12 @@ from shmsched import (
     SchedulerDied,
     Session,
     SessionLost,
+    SharedMemoryError,
     StepFuture,
+    SystemLimit,
 )
 from shmsched.tools.load.answers import I64
+from shmsched.tools.load.chaos import Fault
 from shmsched.tools.load.rows import HeldLeases, RowCheck
 from shmsched.tools.load.tally import Tally
 from shmsched.tools.load.turns import Part
@@ -86,13 +88,27 @@ class Pulse:
         return [self.pauses.popleft() for _ in range(len(self.pauses))]
 
 
-def blamed_process(error: BaseException) -> int | None:
-    """The process whose end or silence is why a step failed, as the error says; for a lost connection this one."""
+_SHORT_OF = {
+    Fault.SHORT_DESCRIPTORS: r"ulimit -n|[Dd]escriptor|Too many open files",
+    Fault.FULL_SHM: r"/dev/shm|No space left",
+    Fault.SHORT_MEMORY: r"ulimit -v|address space|Cannot allocate memory",
+    Fault.SHORT_PIDS: r"pids\.max|ulimit -u|new thread|Resource temporarily unavailable",
+}
+"""What an error says that blames a shortage."""
+SELF = "self"
+
+
+def blame(error: BaseException) -> str | None:
+    """What an error says it comes of: a process, by its number, or SELF for a connection of this one that was lost; or a shortage,
+    with the second of ``time.monotonic()`` at which it was met."""
     if isinstance(error, SchedulerDied):
-        return os.getpid()
+        return SELF
     if isinstance(error, EngineDied | EngineTimeout | SessionLost):
         named = re.search(r"\(pid (\d+)\)", str(error))
-        return int(named[1]) if named else None
+        return named[1] if named else None
+    if isinstance(error, SharedMemoryError | SystemLimit):
+        fault = next((f for f, pattern in _SHORT_OF.items() if re.search(pattern, str(error))), None)
+        return None if fault is None else f"{fault}@{int(time.monotonic())}"
     return None
 
 
@@ -115,9 +131,10 @@ class Shared:
 
 
 def say_failed(tally: Tally, error: BaseException, steps: int, where: str, *, peers_fall: bool) -> None:
-    """Count steps that ended as nothing here had asked for. What blames a process is the parent's to judge, if any may fall."""
-    pid = blamed_process(error) if peers_fall else None
-    if pid is None:
+    """Count steps that ended as nothing here had asked for. What blames a process or a shortage is the parent's to judge, if there
+    may be any."""
+    blamed = blame(error) if peers_fall else None
+    if blamed is None:
         tally.say_failed(error, steps, where)
     else:
-        tally.say_blamed(error, steps, pid)
+        tally.say_blamed(error, steps, blamed)

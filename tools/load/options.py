@@ -13,6 +13,9 @@ MODEL = "echo"
 LEAST_SESSION_TOKENS = 256
 ASYNCIO_EVERY = 4
 """One client in so many generates on asyncio."""
+QUIET_MODEL = "quiet"
+"""Served by an engine that no fault hits, for the quiet neighbour."""
+QUIET_STEP_S = 0.002
 GENERATING_EVERY = 4
 """One session in so many generates, in mixed mode."""
 
@@ -76,7 +79,9 @@ class ClientPlan:
     cancel: float | None = None
     """The share of submissions that are cancelled; None for its own habit."""
     peers_fall: bool = False
-    """Engines and connections may end: their parent judges whether it explains the steps that failed with them."""
+    """Engines and connections may end, and things run short: their parent judges whether it explains the steps that failed."""
+    interrupt_every_s: float = 0.0
+    """How often the client that is interrupted is (the others are not)."""
     life_steps: int = 0
     """After so many steps it makes a new connection; 0 for one connection all along."""
 

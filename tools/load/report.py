@@ -81,6 +81,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
             trends.series_to_json(name, quantity, series) for name, quantity, series in trends.watched(outcome)
         ],
         "chaos": faults.to_json(outcome),
+        "quiet_neighbour": None if outcome.found.quiet is None else outcome.found.quiet.to_json(),
         "errors": dict(tally.errors),
         "examples": tally.examples,
         "left_behind": outcome.leaked,
@@ -183,5 +184,19 @@ def _rows(outcome: Outcome, document: dict[str, Any]) -> list[tuple[str, str, bo
             balance + ("" if outcome.ledger_is_right or ledger is None else "  DOES NOT BALANCE"),
             outcome.ledger_is_right,
         ),
+        *_quiet(outcome),
         *trends.rows(outcome),
     ]
+
+
+def _quiet(outcome: Outcome) -> list[tuple[str, str, bool | None]]:
+    quiet = outcome.found.quiet
+    if quiet is None:
+        return []
+    said = f"{quiet.steps:,} steps, the longest wait {quiet.longest:.2f} s"
+    if quiet.late:
+        said += (
+            f"; {quiet.late:,} beyond its bound, of the longest {quiet.longest_ours:.2f} s while nobody was paused and the"
+            " machine let it run"
+        )
+    return [("quiet neighbour", said, not quiet.unexplained)]

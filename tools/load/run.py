@@ -12,6 +12,8 @@ from types import FrameType
 from shmsched import ShmschedError
 from shmsched.tools.load.chaos import Fault
 from shmsched.tools.load.drive import Drive, Found, Progress
+from shmsched.tools.load.ear import Ear
+from shmsched.tools.load.fleet import Fleet
 from shmsched.tools.load.injector import Injector
 from shmsched.tools.load.options import Options
 from shmsched.tools.load.tally import Tally
@@ -20,6 +22,8 @@ from shmsched.tools.load.trend import MEMORY, Series, Watch
 
 SETTLE_S = 4.0
 CLOSE_S = 8.0
+HEAR_OUT_S = 3.0
+"""How long what was printed last may take to be read, once everybody has ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +54,8 @@ class Outcome:
     """What daemon and engines held over time; of no process, unless it was a run with faults or a soak."""
     restarts: int
     """Of engines, all in all."""
+    clients_apart: int
+    """Clients that had a PID namespace of their own."""
 
     @property
     def judged(self) -> list[tuple[str, str, Series]]:
@@ -101,22 +107,34 @@ class _Interrupt:
 
 def run(options: Options, show: Callable[[Progress], None]) -> Outcome:
     """Raises ShmschedError if there is no daemon to stress, UnfitTarget if it cannot be checked."""
-    target = Target.open(options)
+    ear = Ear()
     try:
-        interrupt = _Interrupt()
-        with interrupt.caught():
-            outcome = _run_on(target, options, show, interrupt)
+        target = Target.open(options, ear)
+        try:
+            interrupt = _Interrupt()
+            with interrupt.caught():
+                outcome = _run_on(target, options, show, interrupt, Fleet(ear, _share_apart(options)))
+        finally:
+            left, problems = target.close(time.monotonic() + CLOSE_S)
     finally:
-        left, problems = target.close(time.monotonic() + CLOSE_S)
+        said = ear.close(HEAR_OUT_S)
+    injector = outcome.injector
+    if injector is not None:
+        injector.close()
     outcome.leaked += left
-    outcome.problems += problems
+    outcome.problems += problems + said.problems(injector.counts if injector else {})
     return outcome
 
 
-def _run_on(target: Target, options: Options, show: Callable[[Progress], None], interrupt: _Interrupt) -> Outcome:
+def _share_apart(options: Options) -> float:
+    return 0.0 if options.chaos is None else options.chaos.shares.get(Fault.PID_NAMESPACE, 0.0)
+
+
+def _run_on(
+    target: Target, options: Options, show: Callable[[Progress], None], interrupt: _Interrupt, fleet: Fleet
+) -> Outcome:
     before = target.baseline()
-    drive = Drive(options, target, before, show, lambda: interrupt.asked)
-    fleet = drive.fleet
+    drive = Drive(options, target, before, show, lambda: interrupt.asked, fleet)
     try:
         found = drive.run()
     finally:
@@ -151,6 +169,7 @@ def _run_on(target: Target, options: Options, show: Callable[[Progress], None], 
         injector=drive.injector,
         watch=drive.watch,
         restarts=after.restarts if after else 0,
+        clients_apart=fleet.apart,
     )
 
 

@@ -98,7 +98,7 @@ class Tally:
     """The most that the scheduler may have queued by itself, and dropped again, without a client having seen it."""
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     blamed: Counter[str] = field(default_factory=Counter)
-    """Steps that ended because a process did, by the error's kind and the process: ``EngineDied 1234``."""
+    """Steps that ended because a process did or something ran short, by the error's kind and ``flight.blame``: ``EngineDied 1234``."""
     errors: Counter[str] = field(default_factory=Counter)
     """Kinds of unexpected errors, each with how often it came."""
     examples: list[str] = field(default_factory=list)
@@ -113,8 +113,8 @@ class Tally:
         self.errors[type(error).__name__] += 1
         self._example(f"failed: {where}: {type(error).__name__}: {error}")
 
-    def say_blamed(self, error: BaseException, steps: int, pid: int) -> None:
-        self.blamed[f"{type(error).__name__} {pid}"] += steps
+    def say_blamed(self, error: BaseException, steps: int, blamed: str) -> None:
+        self.blamed[f"{type(error).__name__} {blamed}"] += steps
 
     def _example(self, text: str) -> None:
         if len(self.examples) < KEPT_EXAMPLES:

@@ -15,12 +15,15 @@ from typing import Any
 
 from shmsched import Client, Cluster, Control, launch
 from shmsched.tools.load.chaos import Fault
-from shmsched.tools.load.options import LEAST_SESSION_TOKENS, MODEL, Options
+from shmsched.tools.load.ear import Ear
+from shmsched.tools.load.options import LEAST_SESSION_TOKENS, MODEL, QUIET_MODEL, QUIET_STEP_S, Options
+from shmsched.tools.load.shortages import NotInjected, own_shm
 
 START_S = 20.0
 STEP_TIMEOUT_S = 3.0
 """Of our own daemon, where engines are stopped."""
 GONE_S = 3.0
+QUIET_ENGINE = f"echo?model={QUIET_MODEL}&step_us={QUIET_STEP_S * 1e6:g}&max_sessions=1&vocab=1000"
 MARK = "SHMSCHED_STRESS_RUN"
 _SHM = Path("/dev/shm")
 
@@ -66,6 +69,11 @@ class Status:
         }
 
     @property
+    def quiet_engines(self) -> list[int]:
+        """Those that no fault hits, by pid."""
+        return [e["pid"] for e in self.document["engines"] if e["model"] == QUIET_MODEL]
+
+    @property
     def pids(self) -> set[int]:
         return {self.document["pid"], *(engine["pid"] for engine in self.document["engines"])}
 
@@ -108,6 +116,8 @@ class Target:
     cluster: Cluster | None
     mark: str
     shm_before: frozenset[str] = frozenset()
+    not_injected: dict[Fault, str] = field(default_factory=dict)
+    """What cannot be injected here, and why."""
     shm_suspects: set[str] = field(default_factory=set)
     shm_seen: set[str] = field(default_factory=set)
     descriptors_before: Counter[str] = field(default_factory=Counter)
@@ -115,7 +125,7 @@ class Target:
     _mark_before: str | None = None
 
     @classmethod
-    def open(cls, options: Options) -> Target:
+    def open(cls, options: Options, ear: Ear) -> Target:
         """Raises ShmschedError if there is no daemon, UnfitTarget if its engines cannot be checked."""
         mark = f"{os.getpid()}-{time.monotonic_ns()}"
         mark_before, os.environ[MARK] = os.environ.get(MARK), mark
@@ -125,8 +135,18 @@ class Target:
         else:
             stops = options.chaos is not None and Fault.STOP_ENGINE in options.chaos.every_s
             settings: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S} if stops else {}
-            cluster = launch(options.engine, engines=options.engines, start_timeout=START_S, **settings)
-            target = cls(Path(cluster.socket), cluster, mark, shm, _mark_before=mark_before)
+            specs = [options.engine] * options.engines
+            not_injected: dict[Fault, str] = {}
+            if options.chaos is not None:
+                specs.append(QUIET_ENGINE)
+                if Fault.FULL_SHM in options.chaos.every_s:
+                    try:
+                        own_shm()
+                    except NotInjected as e:
+                        not_injected[Fault.FULL_SHM] = str(e)
+            with ear.pipe("the daemon or an engine") as stderr:
+                cluster = launch(*specs, start_timeout=START_S, stderr=stderr, **settings)
+            target = cls(Path(cluster.socket), cluster, mark, shm, not_injected=not_injected, _mark_before=mark_before)
         try:
             target._check_models()
         except BaseException:
@@ -159,7 +179,9 @@ class Target:
 
     def _check_models(self) -> None:
         with Client(socket=self.socket) as client:
-            models = client.models
+            models = dict(client.models)
+        if self.cluster is not None:
+            models.pop(QUIET_MODEL, None)
         if MODEL not in models or (self.cluster is not None and len(models) > 1):
             served = ", ".join(repr(model) for model in sorted(models)) or "nothing"
             raise UnfitTarget(f"the engines serve {served}; only the answers of model {MODEL!r} can be checked")
