@@ -11,7 +11,9 @@ from shmsched.memory.layouts import HEADER, SAMPLING, BatchSlotLayout, StepStatu
 from shmsched.scheduling import SchedulerParams
 
 _STATUSES = {int(status) for status in StepStatus}
-DONE, FAILED, NO_ARENA = int(StepStatus.DONE), int(StepStatus.FAILED), int(StepStatus.NO_ARENA)
+DONE = int(StepStatus.DONE)
+FAILURES = bytes([StepStatus.FAILED, StepStatus.NO_ARENA, StepStatus.SPOILT])
+"""Each of these has a message."""
 WANTED = struct.Struct(f"<HH{SAMPLING.size}sQQ")
 """What of a step's entry is the same for every step that wants the same: from ``output_rows`` on."""
 _ENTRY = struct.Struct(f"<IIII{WANTED.size}s")
@@ -33,7 +35,7 @@ class Answers(NamedTuple):
     def of(self, places: list[int]) -> Answers:
         """Those of some of the steps, where one token answers each."""
         said = iter(self.messages)
-        messages = {place: next(said) for place, status in enumerate(self.statuses) if status in (FAILED, NO_ARENA)}
+        messages = {place: next(said) for place, status in enumerate(self.statuses) if status in FAILURES}
         return Answers(
             bytes([self.statuses[place] for place in places]),
             [self.ids[place] for place in places],
@@ -107,7 +109,7 @@ class BatchSlot:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
             self._check_answers(statuses, answers or [1] * n_steps, ids)
         logprobs: list[float] = self._logprobs[:n].tolist()  # type: ignore[assignment]
-        n_failed = statuses.count(FAILED) + statuses.count(NO_ARENA)
+        n_failed = sum(map(statuses.count, FAILURES))
         if len(messages) != n_failed:
             raise ValueError(f"{len(messages)} messages came for {n_failed} failed steps")
         return Answers(statuses, ids, logprobs, messages)

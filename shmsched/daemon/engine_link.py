@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
 # Plain numbers: to compare one with a member of an enum takes several times as long.
-DONE, DEFERRED, NO_ARENA = int(StepStatus.DONE), int(StepStatus.DEFERRED), int(StepStatus.NO_ARENA)
+DONE, DEFERRED = int(StepStatus.DONE), int(StepStatus.DEFERRED)
+NO_ARENA, SPOILT = int(StepStatus.NO_ARENA), int(StepStatus.SPOILT)
 
 
 class EngineState(Enum):
@@ -284,7 +285,9 @@ class EngineLink:
             elif status == NO_ARENA:
                 self._has_no_arena(step, next(messages), daemon)
             else:
-                self._fail_step(step, next(messages), daemon)
+                self._fail_step(step, message := next(messages), daemon)
+                if status == SPOILT:
+                    daemon.sessions.spoilt(step, message)
             followers.append(follower)
             at += step.wanted.n_results
         self._finish(batch, came)

@@ -9,7 +9,7 @@ from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.loop import contained
 from shmsched.daemon.placement import NoPlace, Placement
 from shmsched.daemon.settling import Settling
-from shmsched.daemon.state import Session, SessionState
+from shmsched.daemon.state import Session, SessionState, Step
 from shmsched.errors import ErrorCode, ProtocolError
 from shmsched.wire import frames
 
@@ -116,6 +116,17 @@ class Sessions:
         session.state = SessionState.ENDED
         self.open -= 1
         self.slots_changed = True
+
+    def spoilt(self, step: Step, message: str) -> None:
+        """A step failed whose tokens its engine has taken and cannot give back: nothing can follow them."""
+        session, engine = step.session, step.session.engine
+        if engine is not None:
+            self.end(
+                session,
+                ErrorCode.SESSION_LOST,
+                f"session {session.client_id} is lost: its step at position {step.position} failed ({message}), and engine"
+                f" {engine.offer.spec}, which has its tokens, {engine.rewinds.in_words}",
+            )
 
     def opened(self, engine: EngineLink, slot: int, number: int) -> None:
         """The engine has opened the session that was asked for."""

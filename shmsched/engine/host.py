@@ -339,18 +339,22 @@ class EngineHost:
             if outcome.statuses[i] != StepStatus.DONE:
                 continue
             if k in missing:
-                outcome.fail_step(i, f"the engine gave no result for row {r} of this step")
+                self._spoil(entries, outcome, i, f"the engine gave no result for row {r} of this step")
             elif k in view.unusable:
                 at = entries[i].position + entries[i].length - entries[i].n_rows + r
-                outcome.fail_step(i, f"row {r} of its logits, for position {at}, has {view.unusable[k]}")
+                self._spoil(entries, outcome, i, f"row {r} of its logits, for position {at}, has {view.unusable[k]}")
             elif entries[i].sampled:
                 token = int(view.token_ids[k])
                 if not 0 <= token < self._engine.info.vocab_size:
-                    outcome.fail_step(
-                        i, f"the engine gave token {token}; the vocabulary has {self._engine.info.vocab_size}"
-                    )
+                    vocab_size = self._engine.info.vocab_size
+                    self._spoil(entries, outcome, i, f"the engine gave token {token}; the vocabulary has {vocab_size}")
                     continue
                 outcome.set_token(i, r, token, float(view.logprobs[k]))
+
+    def _spoil(self, entries: list[StepEntry], outcome: BatchOutcome, i: int, message: str) -> None:
+        """Step ``i`` fails, of which the engine has taken the tokens."""
+        lost = not self._rewinds().reach(entries[i].position)
+        outcome.fail_step(i, message, StepStatus.SPOILT if lost else StepStatus.FAILED)
 
     def _place(self, row: Row, outcome: BatchOutcome) -> bool:
         """Bring the session to where the row starts. False if it cannot run in this pass."""

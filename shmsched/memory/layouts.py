@@ -139,6 +139,8 @@ class StepStatus(IntEnum):
     FAILED = 3
     NO_ARENA = 5
     """It wants raw logits, and the host could not map the arena of its client."""
+    SPOILT = 6
+    """It failed, and the engine has taken its tokens and cannot give them back: the session is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,16 @@ class Stateful(Echo):
         super().rewind(slot, length)
 
 
+class Mute(Stateful):
+    """It gives nothing where it meets the token for that, and has taken it all the same."""
+
+    def forward(self, batch: BatchView) -> None:
+        super().forward(batch)
+        for k, output in enumerate(batch.outputs.tolist()):
+            if batch.tokens[output] == NO_RESULT:
+                batch.token_ids[k] = self.info.vocab_size
+
+
 class Unstartable(Engine):
     def __init__(self) -> None:
         self.info = EngineInfo(model="unstartable", vocab_size=10, max_sessions=1, max_session_tokens=10)
@@ -127,6 +137,21 @@ class Rigid(Echo):
     """Echo, but it cannot rewind."""
 
     rewind = Engine.rewind
+
+
+class Sized(Echo):
+    """Takes sessions of ``tokens`` tokens, in chunks of ``chunk``."""
+
+    def __init__(self, *, tokens: int, chunk: int) -> None:
+        super().__init__(vocab=1000, max_sessions=4, max_session_tokens=tokens, model="sized")
+        self.info = replace(self.info, max_prefill_chunk_size=chunk)
+
+
+class SizedAndRigid(Sized):
+    """It can neither rewind nor fork."""
+
+    rewind = Engine.rewind
+    fork_session = Engine.fork_session
 
 
 class Letters(Echo):

@@ -160,6 +160,47 @@ def test_an_engine_that_gives_no_result_fails_the_step_and_one_that_cannot_rewin
             session.submit([moods.NO_RESULT]).result(DEADLINE)
 
 
+@pytest.mark.parametrize("sampling", [shmsched.SamplingParams(), None])
+def test_where_the_tokens_of_a_failed_step_cannot_be_given_back_the_session_is_lost(
+    sampling: shmsched.SamplingParams | None,
+) -> None:
+    """Nothing could follow them; another session in its place can."""
+    with (
+        shmsched.launch(f"{ENGINES}:Forgetful") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+        client.open_session() as other,
+    ):
+        session.submit([1, 2]).result(DEADLINE)
+        with pytest.raises(shmsched.StepFailed, match="gave no result for row 0"):
+            session.submit([moods.NO_RESULT], sampling=sampling).result(DEADLINE)
+        words = r"its step at position 2 failed \(the engine gave no result for row 0 of this step\), .* cannot rewind"
+        wait_until(lambda: session.ended is not None, "the session to be lost")
+        for go_on in (lambda: session.submit([3]), lambda: session.generate([3], max_new_tokens=2)):
+            with pytest.raises(shmsched.SessionLost, match=words):
+                go_on()
+        session.reopen(DEADLINE)
+        assert list(session.generate([3], max_new_tokens=2)) == [999, 999]
+        assert other.submit([1]).result(DEADLINE).tokens.tolist() == [999]
+        assert cluster.status()["ledger"]["balanced"]
+
+
+def test_where_they_can_be_given_back_it_goes_on() -> None:
+    with (
+        shmsched.launch(f"{ENGINES}:Mute") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+    ):
+        with pytest.raises(shmsched.StepFailed, match="gave token 1000"):
+            session.submit([5, moods.NO_RESULT]).result(DEADLINE)
+        assert session.submit([3]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [3]), VOCAB)]
+        with pytest.raises(shmsched.StepFailed, match="gave token 1000"):
+            session.submit([moods.NO_RESULT]).result(DEADLINE)
+        wait_until(lambda: session.ended is not None, "the session to be lost")
+        with pytest.raises(shmsched.SessionLost, match="can rewind to the beginning only"):
+            session.submit([3])
+
+
 def test_an_engine_that_does_not_start_ends_the_daemon_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(shmsched.EngineStartError, match="RuntimeError: no weights here"):
         shmsched.launch(f"{ENGINES}:Unstartable")
