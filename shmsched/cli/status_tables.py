@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 from rich import box
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDTH_OF_A_LOG = 140
+_MOST_NAMED = 8
 _GOOD = {"ready", "attached", "running"}
 
 
@@ -116,12 +118,27 @@ def _clients(document: dict[str, Any]) -> RenderableType:
             size(client["arena_bytes"]),
             size(client["unsent_bytes"]),
         )
-    captions = [f"{waiting} sessions wait for a free slot"] if waiting else []
+    captions = [_who_waits(document)] if waiting else []
     if paused:
         captions.append(f"{paused} clients are paused: {document['max_queued_steps']:,} steps may be queued")
     if captions:
         table.caption = "; ".join(captions)
     return table
+
+
+def _who_waits(document: dict[str, Any]) -> str:
+    """Who waits for a slot, and who has them."""
+    waits = "; ".join(
+        f"{entry['sessions']} of pid {entry['pid']}" + (f" for {entry['model']}" if entry["model"] else "")
+        for entry in document["waiting"][:_MOST_NAMED]
+    )
+    models = {entry["model"] for entry in document["waiting"]}
+    holders: Counter[int] = Counter()
+    for engine in document["engines"]:
+        if "" in models or engine["model"] in models:
+            holders.update({holder["pid"]: holder["sessions"] for holder in engine["held_by"]})
+    held = ", ".join(f"pid {pid} ({n})" for pid, n in holders.most_common(_MOST_NAMED))
+    return f"{document['waiting_sessions']} sessions wait for a free slot: {waits}. The slots are held by {held or 'nobody'}"
 
 
 def _foot(document: dict[str, Any]) -> Text:

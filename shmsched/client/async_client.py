@@ -12,7 +12,7 @@ from shmsched.client.async_replies import AsyncReply
 from shmsched.client.async_session import AsyncSession, OpeningSession
 from shmsched.client.async_submitting import AsyncSubmitting
 from shmsched.client.collected import is_ours, say_dropped, weakly
-from shmsched.client.state import Opening
+from shmsched.client.state import LAST_WORD_S, Opening
 from shmsched.client.submission import waiting_until
 from shmsched.errors import (
     ClientClosed,
@@ -101,15 +101,21 @@ class AsyncClient(AsyncSubmitting):
         self, answer: asyncio.Future[AsyncSession], number: int, what: str, timeout: float | None
     ) -> AsyncSession:
         try:
-            async with asyncio.timeout(timeout):
+            await asyncio.wait([answer], timeout=timeout)
+            if answer.done() or not self._stop_waiting(number):
                 return await answer
-        except TimeoutError:
-            self._give_up_opening(number)
-            raise self._no_slot(what, timeout or 0.0) from None
+            await asyncio.wait([answer], timeout=LAST_WORD_S)
+            said = answer.exception() if answer.done() else None
         except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled():
+                # Nobody else will look at it.
+                answer.exception()
             if self._channel.dead is None:
                 self._give_up_opening(number)
             raise
+        if not answer.done():
+            self._give_up_opening(number)
+        raise self._no_slot(what, timeout, said)
 
     async def _fork(
         self, parent: AsyncSession, upto: int | None, seed: int | None, block: bool, timeout: float | None

@@ -19,7 +19,7 @@ from shmsched.client.receiver import Receiver
 from shmsched.client.replies import Reply
 from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
-from shmsched.client.state import HANDSHAKE_S, ClientState, Greeting, MakeSession, Opening
+from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, ClientState, Greeting, MakeSession, Opening
 from shmsched.client.submission import LAST, Submission, continued, waiting_until
 from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
 from shmsched.memory.segment import Segment
@@ -88,16 +88,20 @@ class Client(ClientCore):
 
     def _opened(self, answer: Future[Session], number: int, what: str, timeout: float | None) -> Session:
         try:
-            return answer.result(timeout)
+            try:
+                return answer.result(timeout)
+            except TimeoutError:
+                if not self._stop_waiting(number):
+                    # Opened, or refused, in this very moment.
+                    return answer.result(HANDSHAKE_S)
+            said = answer.exception(LAST_WORD_S)
         except BaseException as e:
-            # Out of time, or interrupted: whatever becomes of it, nobody will ever hold it.
-            asked = self._give_up_opening(number)
+            # Interrupted, or without a word: whatever becomes of it, nobody will ever hold it.
+            self._give_up_opening(number)
             if not isinstance(e, TimeoutError):
                 raise
-            if not asked:
-                # Refused in this very moment, with a better reason than that time is up.
-                return answer.result(HANDSHAKE_S)
-            raise self._no_slot(what, timeout or 0.0) from None
+            said = None
+        raise self._no_slot(what, timeout, said)
 
     def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
         length = self._fork_length(parent, upto)

@@ -102,10 +102,24 @@ class ClientCore(NotCopied):
             )
         return model.within(frames.SessionLimits(*opened.limits[: len(frames.SessionLimits._fields)]))
 
-    def _no_slot(self, what: str, timeout: float) -> Full:
-        """That nobody opened a session in time."""
-        nobody = "" if self._state.models else "; no engine is up, and `shmsched status` says why"
-        return Full(f"no session slot of {what} became free within {timeout:g} s{nobody}")
+    def _no_slot(self, what: str, timeout: float | None, said: BaseException | None) -> BaseException:
+        """That nobody opened a session in time, or the better reason that the scheduler has ``said``."""
+        if said is not None and not isinstance(said, Full):
+            return said
+        why = f": {said}" if said is not None and str(said) else ""
+        if not self._state.models:
+            why = "; no engine is up, and `shmsched status` says why"
+        return Full(f"no session slot of {what} became free within {timeout or 0.0:g} s{why}")
+
+    def _stop_waiting(self, number: int) -> bool:
+        """Ask for nothing any more, and for a last word: who has the slots. It comes to the answer that was asked for. False if
+        that is there."""
+        with self._channel.lock:
+            asked = number in self._state.opening
+            if asked and self._channel.dead is None:
+                self._channel.outbox.send(frames.CloseSession(number))
+                self._state.given_up.add(number)
+            return asked
 
     def _ask_for_fork(self, answer: Answer, parent: SessionCore, length: int, seed: int | None) -> int:
         opening = Opening(answer, _seed(seed), parent.options)
@@ -130,6 +144,7 @@ class ClientCore(NotCopied):
         """Nobody will ever hold this session, whatever becomes of it. False if it was refused in this very moment."""
         with self._channel.lock:
             asked = self._state.opening.pop(number, None) is not None
+            self._state.given_up.discard(number)
             reference = self._state.sessions.pop(number, None)
             session = None if reference is None else reference()
             if session is not None:

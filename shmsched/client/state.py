@@ -12,6 +12,7 @@ from shmsched.client.channel import Channel
 from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore
 from shmsched.errors import (
+    Full,
     ProtocolError,
     SchedulerDied,
     SchedulerStopped,
@@ -25,6 +26,8 @@ from shmsched.wire import frames
 from shmsched.wire.link import Link
 
 HANDSHAKE_S = 10.0
+LAST_WORD_S = 1.0
+"""How long to wait for why a session was not opened, beyond the time that its caller would wait for the session."""
 
 
 class Answer(Protocol):
@@ -59,6 +62,8 @@ class ClientState:
         self.dropped: deque[int] = deque()
         """Sessions that were collected before they were closed. Finalizers append to it, with no lock."""
         self.opening: dict[int, Opening] = {}
+        self.given_up: set[int] = set()
+        """Those of them that are not waited for any longer, but for why they were not opened."""
         self.arena: Answer | None = None
         """The answer to the question for an arena, once asked."""
         self.stopping = False
@@ -81,6 +86,7 @@ class ClientState:
             case frames.SessionRefused(session, code, text):
                 with self.channel.lock:
                     asked = self.opening.pop(session, None)
+                    self.given_up.discard(session)
                 if asked is not None:
                     _fail(asked.answer, error_of(code, text))
             case frames.SessionEnded(session, code, text):
@@ -121,12 +127,20 @@ class ClientState:
             if asked is None:
                 # Its opener gave up waiting, and its CloseSession is on the way.
                 return
-            session = None if asked.answer.done() else make_session(message, asked)
-            if session is None:
-                self._send_close(message.session)
-                return
-            self.sessions[message.session] = weakref.ref(session)
-        if not asked.answer.done():
+            if message.session in self.given_up:
+                # It was open before the scheduler heard of that, and is closed now.
+                self.given_up.discard(message.session)
+                session = None
+            else:
+                session = None if asked.answer.done() else make_session(message, asked)
+                if session is None:
+                    self._send_close(message.session)
+                    return
+            if session is not None:
+                self.sessions[message.session] = weakref.ref(session)
+        if session is None:
+            _fail(asked.answer, Full(""))
+        elif not asked.answer.done():
             asked.answer.set_result(session)
 
     def session(self, number: int) -> SessionCore | None:
@@ -165,6 +179,7 @@ class ClientState:
         with self.channel.lock:
             opening = list(self.opening.values())
             self.opening.clear()
+            self.given_up.clear()
             for reference in self.sessions.values():
                 session = reference()
                 if session is not None:

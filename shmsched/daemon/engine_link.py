@@ -102,6 +102,11 @@ class EngineLink:
         return self._slots.sessions
 
     @property
+    def holders(self) -> dict[ClientLink, int]:
+        """How many of its slots each client has."""
+        return self._slots.holders
+
+    @property
     def has_slot(self) -> bool:
         return self.state is READY and self._slots.has_room
 

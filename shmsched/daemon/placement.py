@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
 from shmsched.daemon.engine_link import EngineLink, EngineState
+from shmsched.daemon.holders import by_process, in_words
 from shmsched.daemon.state import Session, SessionState
 from shmsched.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from shmsched.daemon.client_link import ClientLink
 
 
 class NoPlace(Exception):
@@ -44,13 +49,17 @@ class Placement:
     def waiting(self) -> int:
         return sum(len(queue) for queue in self._waiting.values())
 
+    def waiting_for(self) -> dict[str, dict[ClientLink, int]]:
+        """How many sessions of which clients wait, by the model asked for (empty: any)."""
+        return {model: Counter(session.client for session in queue.values()) for model, queue in self._waiting.items()}
+
     def place(self, session: Session, block: bool) -> None:
         """Open the session, or let it wait. Raises NoPlace."""
         engine = self._choose(session)
         if engine is not None:
             engine.open(session)
         elif not block:
-            raise NoPlace(ErrorCode.FULL, self._full(session.model))
+            raise NoPlace(ErrorCode.FULL, self.full(session.model))
         else:
             self._waiting[session.model][session.number] = session
 
@@ -132,10 +141,13 @@ class Placement:
         served = ", ".join(sorted(names)) or "none"
         return f"no engine serves {self._label(model)}; models served: {served}. {said}. `shmsched engine` attaches another one"
 
-    def _full(self, model: str) -> str:
-        """Why there is no slot now."""
+    def full(self, model: str) -> str:
+        """Why there is no slot now, and who has them."""
         ready = [e for e in self._engines() if e.state is EngineState.READY and model in ("", e.offer.model)]
         if not ready:
             return f"no engine of {self._label(model)} is ready yet; one is being started"
         used, most = sum(len(e.sessions) for e in ready), sum(e.offer.max_sessions for e in ready)
-        return f"every session slot of {self._label(model)} is taken: {used} of {most} in use"
+        held = in_words(by_process(e.holders for e in ready))
+        return (
+            f"every session slot of {self._label(model)} is taken: {used} of {most} in use, held by {held or 'nobody'}"
+        )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from shmsched.daemon.state import Session, SessionState
+
+if TYPE_CHECKING:
+    from shmsched.daemon.client_link import ClientLink
 
 
 class SessionSlots:
@@ -19,6 +23,8 @@ class SessionSlots:
     def __init__(self, most: int) -> None:
         self._most = most
         self.sessions: dict[int, Session] = {}
+        self.holders: dict[ClientLink, int] = {}
+        """How many of the slots each client has."""
         self.openings: dict[int, float] = {}
         """Slots whose opening the engine has not answered, and when it was asked."""
         self._closed_early: dict[int, int] = {}
@@ -39,12 +45,16 @@ class SessionSlots:
             session.slot, self._next = self._next, self._next + 1
         session.state = SessionState.OPENING
         self.sessions[session.slot] = session
+        self.holders[session.client] = self.holders.get(session.client, 0) + 1
         self.openings[session.slot] = time.monotonic()
         return session.slot
 
     def give_back(self, session: Session, refused: bool) -> None:
         """The session has ended; ``refused``: the engine would not open it."""
         del self.sessions[session.slot]
+        self.holders[session.client] -= 1
+        if not self.holders[session.client]:
+            del self.holders[session.client]
         if session.state is SessionState.OPENING and not refused:
             self._closed_early[session.slot] = session.number
         else:

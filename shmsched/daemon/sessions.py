@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.holders import by_process, in_words
 from shmsched.daemon.loop import contained
 from shmsched.daemon.placement import NoPlace, Placement
 from shmsched.daemon.settling import Settling
@@ -81,16 +82,25 @@ class Sessions:
             what = f"session {message.parent} holds {parent.held} tokens that nothing can change any more"
             self.end(session, ErrorCode.INVALID_REQUEST, f"{what}; it cannot be forked at {message.length}")
         elif not parent.engine.has_slot:
-            self.end(session, ErrorCode.FULL, f"every session slot of engine {parent.engine.offer.spec} is taken")
+            held = in_words(by_process([parent.engine.holders]))
+            what = f"every session slot of engine {parent.engine.offer.spec} is taken, held by {held}"
+            self.end(session, ErrorCode.FULL, what)
         else:
             session.next_position = message.length
             parent.engine.fork(session, parent)
             self._touched(parent.engine)
 
     def close_for(self, link: ClientLink, client_id: int) -> None:
-        """A client closes its session."""
+        """A client closes its session. One that is not open yet is refused: whoever gave up waiting is told who has the slots."""
         session = link.sessions.get(client_id)
-        if session is not None:
+        if session is None:
+            return
+        if session.state is SessionState.WAITING:
+            self.end(session, ErrorCode.FULL, self._placement.full(session.model))
+        elif session.state is SessionState.OPENING and session.engine is not None:
+            what = f"engine {session.engine.offer.spec} (pid {session.engine.peer.pid}) has not opened the session yet"
+            self.end(session, ErrorCode.FULL, what)
+        else:
             self.end(session, ErrorCode.SESSION_CLOSED, "the session was closed", tell=False)
 
     def close_all_of(self, link: ClientLink, code: ErrorCode, message: str) -> None:

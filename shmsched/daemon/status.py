@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.holders import by_process
 from shmsched.daemon.supervisor import Worker
 from shmsched.scheduling import SchedulerParams
 
@@ -29,6 +30,11 @@ def status_document(daemon: Daemon, batches: int) -> bytes:
         "limits": _limits(daemon.config.params),
         "ledger": {**asdict(counts), "balanced": counts.balanced},
         "waiting_sessions": daemon.placement.waiting,
+        "waiting": [
+            {"model": model, "pid": pid, "sessions": n}
+            for model, counts in daemon.placement.waiting_for().items()
+            for pid, n in by_process([counts])
+        ],
         "paused_clients": len(daemon.overload),
         "max_queued_steps": daemon.config.max_queued_steps,
         "max_clients": daemon.config.max_clients,
@@ -81,6 +87,7 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
         "limits": _limits(link.limits),
         "sessions": len(link.sessions),
         "max_sessions": link.offer.max_sessions,
+        "held_by": [{"pid": pid, "sessions": n} for pid, n in by_process([link.holders])],
         "queued": len(link.queues),
         "batches": link.in_hand.given,
         "batches_ahead": link.in_hand.given_ahead,
