@@ -220,8 +220,7 @@ class ClientCore(NotCopied):
     def _fork_length(self, parent: SessionCore, upto: int | None) -> int:
         with self._channel.lock:
             self._check_usable()
-            parent.check_open()
-            parent.settle()
+            parent.check_free(None)
             length = parent.position if upto is None else upto
             if not isinstance(length, int) or not 0 <= length <= parent.position:
                 raise InvalidRequest(

@@ -117,7 +117,8 @@ class WaitingStream(TokenStream):
     def cancel(self) -> bool:
         """Want no more of it. The session goes on behind the last token that was taken, which is not fed.
 
-        False if its last token has come, or is about to be here: then nothing is undone.
+        False if its last token has come, or is about to be here: then nothing is undone. An engine that cannot rewind to there has
+        taken more by then, and the session is lost: ``halt`` keeps it.
         """
         with self._taking:
             if not self.ended and self._channel.withdraw(self):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from processes.leftovers import DEADLINE_S
 from shmsched.daemon.config import DaemonConfig, EngineConfig
 from shmsched.daemon.loop import EventLoop
 from shmsched.daemon.supervisor import Supervisor, Worker
+
+from processes.leftovers import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 RESTARTS = 3

@@ -71,6 +71,25 @@ def test_what_cannot_be_forked_is_refused(client: shmsched.Client) -> None:
         session.fork()
 
 
+@pytest.mark.parametrize("continuation", [True, False])
+def test_a_session_that_generates_cannot_be_forked_and_after_it_the_fork_goes_on_with_its_last_token(
+    client: shmsched.Client, continuation: bool
+) -> None:
+    with client.open_session() as session:
+        generation = session.generate([1, 2], max_new_tokens=500, continuation=continuation)
+        tokens = [next(generation) for _ in range(3)]
+        with pytest.raises(shmsched.InvalidRequest, match="is generating; close that generation"):
+            session.fork()
+        generation.close()
+        with session.fork() as fork, session.fork(2) as shorter:
+            assert (fork.unfed, fork.position) == (tokens[-1], 4)
+            assert shorter.unfed is None
+            more = list(fork.generate([], max_new_tokens=4))
+            assert more == list(session.generate([], max_new_tokens=4))
+            assert more[:1] == echo([1, 2, *tokens])
+            assert shorter.submit([7]).result(DEADLINE).tokens.tolist() == echo([1, 2, 7])
+
+
 def test_without_a_slot_it_waits_or_says_full(client: shmsched.Client) -> None:
     with client.open_session() as session:
         session.submit([1, 2, 3]).result(DEADLINE)

@@ -88,6 +88,41 @@ def test_the_space_before_the_first_word_after_a_prompt_is_kept(pieces: list[byt
     assert "prompt" + text == decode(range(len(pieces)))
 
 
+divided_texts = st.lists(
+    st.sampled_from([b"a", b" ", b" b", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x99", b"\x82", b"\xff", b"", b"\xa9c\xc3"])
+)
+
+
+@given(divided_texts, st.lists(st.integers(0, 30), max_size=5), decoders, st.booleans())
+def test_parts_that_go_on_join_to_what_one_stream_gives(
+    pieces: list[bytes], cuts: list[int], to_text: Callable[[bytes], str], strips: bool
+) -> None:
+    """Wherever it is cut: what a part holds back comes with the next, and what it gave does not come again."""
+    decode = decoder(to_text, [b"prompt", *pieces], strips)
+    whole = TextStream(decode, [0])
+    expected = "".join(whole.push(i) for i in range(1, len(pieces) + 1))
+    parts, goes_on_with = "", None
+    ends = sorted({1, len(pieces) + 1, *(min(cut, len(pieces)) + 1 for cut in cuts)})
+    for a, b in itertools.pairwise(ends):
+        stream = TextStream(decode, range(a), goes_on_with)
+        parts += "".join(stream.push(i) for i in range(a, b))
+        goes_on_with = ""
+    assert parts == expected
+    if len(ends) > 1:
+        assert parts + stream.finish() == expected + whole.finish()
+
+
+@given(st.text(st.sampled_from("aé🙂日"), min_size=1, max_size=8), st.data(), decoders)
+def test_a_character_that_the_context_ends_within_comes_whole(
+    text: str, data: st.DataObject, to_text: Callable[[bytes], str]
+) -> None:
+    encoded = text.encode()
+    at = data.draw(st.integers(1, len(encoded)))
+    stream = TextStream(decoder(to_text, [bytes([b]) for b in encoded]), range(at))
+    given_text = "".join(stream.push(i) for i in range(at, len(encoded))) + stream.finish()
+    assert encoded[:at].decode(errors="ignore") + given_text == text
+
+
 def test_the_window_stays_small() -> None:
     longest = 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from shmsched.client.generation import FinishReason
 
 from processes.engines import Reciter
 from processes.leftovers import wait_until
+from processes.loops import runner_of
 from processes.ways import ENGINES
 
 
@@ -59,6 +62,54 @@ def test_leaving_a_text_closes_its_session(reciting: shmsched.Client) -> None:
         assert text == "ï"
         break
     wait_until(lambda: not reciting._state.sessions, "its session to be closed")
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[shmsched.Cluster]:
+    with shmsched.launch(f"{ENGINES}:Reciter?step_us=5000") as cluster:
+        yield cluster
+
+
+def test_a_text_ends_at_its_deadline_which_holds_for_the_wait_for_a_slot_too(slow: shmsched.Cluster) -> None:
+    with slow.client() as client:
+        assert "".join(client.generate_text("na", max_new_tokens=2, deadline=time.monotonic() + 30)) == "ï"
+        text = ""
+        with pytest.raises(shmsched.DeadlineExceeded, match="was not dispatched by its deadline"):
+            for part in client.generate_text("na", max_new_tokens=5000, deadline=time.monotonic() + 0.1):
+                text += part
+        assert (Reciter.TEXT * 1000)[2:].startswith(text)
+        wait_until(lambda: not client._state.sessions, "its session to be closed")
+        with pytest.raises(shmsched.DeadlineExceeded, match="as the call was made"):
+            next(client.generate_text("na", deadline=time.monotonic() - 1))
+        with pytest.raises(shmsched.InvalidRequest, match="deadline is nan"):
+            next(client.generate_text("na", deadline=math.nan))
+        sessions = [client.open_session() for _ in range(8)]
+        with pytest.raises(shmsched.DeadlineExceeded, match="no session slot"):
+            next(client.generate_text("na", deadline=time.monotonic() + 0.05))
+        for session in sessions:
+            session.close()
+
+
+def test_a_text_of_a_task_ends_at_its_deadline_too(slow: shmsched.Cluster) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=slow.socket) as client:
+
+            async def text(deadline: float, most: int) -> str:
+                parts = client.generate_text("na", max_new_tokens=most, deadline=deadline)
+                return "".join([part async for part in parts])
+
+            assert await text(time.monotonic() + 30, 2) == "ï"
+            with pytest.raises(shmsched.DeadlineExceeded, match="was not dispatched by its deadline"):
+                await text(time.monotonic() + 0.1, 5000)
+            with pytest.raises(shmsched.DeadlineExceeded, match="as the call was made"):
+                await text(time.monotonic() - 1, 5)
+            sessions = [await client.open_session() for _ in range(8)]
+            with pytest.raises(shmsched.DeadlineExceeded, match="no session slot"):
+                await text(time.monotonic() + 0.05, 5)
+            for session in sessions:
+                await session.close()
+
+    runner_of("asyncio")(main())
 
 
 def test_text_wants_a_tokenizer(client: shmsched.Client, session: shmsched.Session) -> None:
