@@ -375,8 +375,11 @@ def _shake_hands(link: Link, where: str) -> ClientState:
     """Receive what the daemon says to a new client."""
     greeting = Greeting(link)
     deadline = time.monotonic() + HANDSHAKE_S
-    while (left := deadline - time.monotonic()) > 0:
-        arrived = link.receive(left)
+    late = False
+    while not late:
+        # What has arrived counts, however late we look.
+        late = (left := deadline - time.monotonic()) <= 0
+        arrived = link.receive(max(0.0, left))
         if arrived is None:
             raise SchedulerUnreachable(f"the daemon at {where} closed the connection during the greeting")
         state = greeting.hear(arrived)

@@ -58,8 +58,11 @@ class Control(NotCopied):
             # A daemon that refuses the connection has said why before it closed it.
             pass
         deadline = time.monotonic() + ANSWER_S
-        while (left := deadline - time.monotonic()) > 0:
-            arrived = self._link.receive(left)
+        late = False
+        while not late:
+            # What has arrived counts, however late we look.
+            late = (left := deadline - time.monotonic()) <= 0
+            arrived = self._link.receive(max(0.0, left))
             if arrived is None:
                 raise SchedulerUnreachable("the daemon closed the connection before it answered")
             for message in arrived:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from shmsched.daemon.admission import Rejected, admit, highest_of, not_announced, results_of
+from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step, Wanted
 from shmsched.errors import ErrorCode, ProtocolError
@@ -45,9 +45,11 @@ class ClientLink:
         layout: ClientLayout,
         limits: ClientLimits,
         has_news: Callable[[ClientLink], None],
+        clock: Clock,
     ) -> None:
         """``has_news``: called when there is something for ``tell_completions`` to announce."""
         self._has_news = has_news
+        self._clock = clock
         self.blame: Callable[[Exception], None] = say_trace
         """Ends the client's connection at the end of this turn, for a fault of ours in what is done for it alone."""
         self.number = number
@@ -91,7 +93,7 @@ class ClientLink:
         n_tokens = message.tokens_written - start
         self._check_room(message, n_tokens)
         tokens = ring.take(n_tokens)
-        now = time.monotonic()
+        now = self._clock.now()
         admitted: dict[EngineLink, list[Step]] = {}
         try:
             n_admitted, n_stop_tokens = self._admit_all(message, tokens, now, admitted, daemon)
@@ -162,6 +164,8 @@ class ClientLink:
             d = frames.StepDescriptor(request, session_id, n_tokens, position, *frames.WANTED.unpack(wanted))
             stop_tokens = message.stop_tokens[stops : stops + d.n_stop_tokens]
             stops += d.n_stop_tokens
+            if d.deadline > 0.0:
+                d = d._replace(deadline=self._clock.of(d.deadline))
             try:
                 step = admit(d, tokens[at:end], are_tokens, stop_tokens, session, self.arena, next(numbers), now)
             except Rejected as rejection:
@@ -220,7 +224,7 @@ class ClientLink:
             step = next(iter(self._unstreamed))
             self._stream.append(step.request, *self._unstreamed.pop(step))
             self._has_news(self)
-            step.entered = time.monotonic()
+            step.entered = self._clock.now()
             daemon.queue(step)
 
     @property
@@ -355,7 +359,7 @@ class ClientLink:
         if written != records or streamed != stream or read - tokens >= self._enough_tokens:
             self._publish()
             self._told = frames.Completions(written, self._results.written, streamed, read)
-            self._told_at = time.monotonic()
+            self._told_at = self._clock.now()
             self._awaited = False
             self.peer.send(self._told)
 

@@ -55,7 +55,7 @@ class Clients:
             limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results, limits.streamed_tokens
         )
         segment = self._make_segment(layout.size, f"client {peer.name}")
-        link = ClientLink(number, peer, segment, layout, limits, self._has_news)
+        link = ClientLink(number, peer, segment, layout, limits, self._has_news, self._loop.clock)
         self.links[number] = link
         tell_models(self._engines(), [link])
         arena = min(limits.arena_bytes, self._config.max_shared_memory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -118,6 +117,12 @@ class Connections:
         say_trace(fault)
         self._blamed.setdefault(connection, _our_fault(fault))
 
+    def excuse(self, seconds: float) -> None:
+        """We did not run: who did not read may have been stopped with us, and may be so for that long yet."""
+        for connection in self._all:
+            if connection.peer.behind_since:
+                connection.peer.behind_since += seconds
+
     def pause(self, connection: Connection) -> None:
         """Read nothing more from this peer until ``resume``. Its end is still seen."""
         connection.paused = True
@@ -188,8 +193,7 @@ class Connections:
                 self.drop(oldest, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
                 if oldest is connection:
                     continue
-            due = time.monotonic() + HELLO_TIMEOUT_S
-            connection.hello_timer = self._loop.call_at(due, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
+            connection.hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
 
     def _pause_accepting(self, cause: OSError) -> None:
         """No descriptors are left: what waits in the backlog would wake the loop again and again to no avail."""
@@ -199,7 +203,7 @@ class Connections:
                 f"shmsched: cannot accept connections for now: {cause.strerror}; {len(self._all)} are open. `ulimit -n` says how"
                 " many descriptors there may be"
             )
-        now = time.monotonic()
+        now = self._loop.clock.now()
         if not self._paused_at:
             self._paused_at = now
         elif now >= self._paused_at + REFUSE_AFTER_S:
@@ -318,19 +322,18 @@ class Connections:
             return
         if written == connection.writing:
             connection.writing = not written
-            connection.peer.behind_since = 0.0 if written else time.monotonic()
+            connection.peer.behind_since = 0.0 if written else self._loop.clock.now()
             self._set_events(connection)
 
     def _does_not_read(self, connection: Connection) -> bool:
         """Something is left that its socket did not take: whether that was too much, for too long."""
         peer = connection.peer
-        if peer.flooded or (peer.overfull and peer.behind_for >= STALL_S):
+        if peer.flooded or (peer.overfull and self._loop.clock.now() >= peer.behind_since + STALL_S):
             self.drop(connection, f"the peer does not read: {peer.outbound_bytes} bytes wait for it")
             return True
         if peer.overfull and connection.stall_timer is None:
             # One that reads may get much at once, when an engine with thousands of its sessions dies, say.
-            due = time.monotonic() + STALL_S
-            connection.stall_timer = self._loop.call_at(due, lambda: self._look_again(connection))
+            connection.stall_timer = self._loop.call_later(STALL_S, lambda: self._look_again(connection))
         return False
 
     def _set_events(self, connection: Connection) -> None:

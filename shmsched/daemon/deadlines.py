@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
@@ -60,5 +59,5 @@ class Deadlines:
 
     def _look(self) -> None:
         self._timer = None
-        self.expire(time.monotonic())
+        self.expire(self._loop.clock.now())
         self._set_timer()

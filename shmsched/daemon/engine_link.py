@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from shmsched.daemon.batch_in_flight import BatchInFlight
 from shmsched.daemon.batch_slot import Answers
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
+from shmsched.daemon.clock import Clock
 from shmsched.daemon.engine_arenas import EngineArenas
 from shmsched.daemon.engine_record import EngineRecord
 from shmsched.daemon.foresight import LONG_STEP_S, Foresight
@@ -57,6 +57,7 @@ class EngineLink:
         limits: SchedulerParams,
         linger_share: float,
         ahead_share: float,
+        clock: Clock,
     ) -> None:
         """``linger_share``, ``ahead_share``: as in DaemonConfig."""
         self.number = number
@@ -65,7 +66,8 @@ class EngineLink:
         self.limits = limits
         self.rewinds = frames.Rewinds.of(offer.rewinds)
         self.state = EngineState.STARTING
-        self.since = time.monotonic()
+        self._clock = clock
+        self.since = clock.now()
         self.queues: StepQueues[Step] = StepQueues(limits, exclusive_sessions=True)
         self.linger = Linger(linger_share)
         self.linger_timer: Timer | None = None
@@ -88,7 +90,7 @@ class EngineLink:
         size = BatchSlotLayout(limits.max_batch_size).size
         self.segment = Segment.create(BATCH_SLOTS * size, f"engine {offer.spec}")
         self.in_hand = BatchesInHand(memoryview(self.segment.buffer), limits, offer.vocab_size)
-        self._slots = SessionSlots(offer.max_sessions)
+        self._slots = SessionSlots(offer.max_sessions, clock)
         self.heard_at = 0.0
         """When it last said something that it owed. What else it says does not make it any less stuck."""
         self._arenas = EngineArenas(peer)
@@ -133,7 +135,7 @@ class EngineLink:
         """The engine has opened, or refused, what was asked for. None if that session has ended meanwhile."""
         session, was_owed = self._slots.answered(slot, number)
         if was_owed:
-            self.heard_at = time.monotonic()
+            self.heard_at = self._clock.now()
         return session
 
     def forget_client(self, client: ClientLink) -> None:
@@ -316,7 +318,7 @@ class EngineLink:
         if (batch := self.in_hand.take_back(number)) is None:
             self.stale_answers += 1
         else:
-            self.heard_at = time.monotonic()
+            self.heard_at = self._clock.now()
         return batch
 
     def _finish(self, batch: BatchInFlight, came: Iterable[int]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -71,7 +70,13 @@ class Engines:
         pidfd = pidfd_of(connection.peer.pid, "engine's") if worker is None else -1
         try:
             link = EngineLink(
-                self._daemon.next_number(), connection.peer, offer, limits, config.linger_share, config.ahead_share
+                self._daemon.next_number(),
+                connection.peer,
+                offer,
+                limits,
+                config.linger_share,
+                config.ahead_share,
+                self._daemon.loop.clock,
             )
         except SharedMemoryError:
             if pidfd >= 0:
@@ -139,7 +144,7 @@ class Engines:
         link.read()
         if link.silent_since == since:
             self._daemon.log(
-                f"engine {link.offer.spec} ({link.peer.name}) has been silent for {time.monotonic() - since:.3g} s;"
+                f"engine {link.offer.spec} ({link.peer.name}) has been silent for {self._daemon.loop.clock.now() - since:.3g} s;"
                 f" it has not {_owed(link)}; {_waiting(link)}. After {self._daemon.config.step_timeout_s:g} s it is killed"
             )
 
@@ -148,7 +153,7 @@ class Engines:
         link.read()
         limit = self._daemon.config.step_timeout_s
         since = link.silent_since
-        if since is None or time.monotonic() < since + limit:
+        if since is None or self._daemon.loop.clock.now() < since + link.watchdog.limit(self._daemon, since):
             link.watchdog.watch(self._daemon)
             return
         message = f"engine {link.offer.spec} ({link.peer.name}) has not {_owed(link)} within {limit:g} s; it is killed"

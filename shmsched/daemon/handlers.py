@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,7 @@ class ClientHandler:
         self._daemon.telling.gone(self._link)
         self._daemon.overload.gone(self._connection)
         if peer.overfull:
-            seconds = time.monotonic() - peer.behind_since if peer.behind_since else 0.0
+            seconds = self._daemon.loop.clock.now() - peer.behind_since if peer.behind_since else 0.0
             self._daemon.log(f"client {peer.name} is disconnected after {seconds:.1f} s behind: {why}")
         self._daemon.clients.gone(self._link)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
 from shmsched.daemon.client_link import ClientLink
@@ -45,7 +44,7 @@ class Lookout:
     def begin(self) -> None:
         """There is a client."""
         if self._timer is None:
-            self._timer = self._loop.call_at(time.monotonic() + LOOK_S, self._look)
+            self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
         self._timer = None

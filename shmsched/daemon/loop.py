@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import select
-import time
 from collections import deque
 from collections.abc import Callable
 
+from shmsched.daemon.clock import Clock, until_next_reading
 from shmsched.saying import say_trace
 
 READ = select.EPOLLIN | select.EPOLLRDHUP
@@ -54,7 +55,8 @@ class EventLoop:
     of them and not for each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -78,8 +80,12 @@ class EventLoop:
         del self._callbacks[fd]
         self._epoll.unregister(fd)
 
+    def call_later(self, seconds: float, callback: Callback) -> Timer:
+        """Call ``callback`` after so many seconds in which this process runs."""
+        return self.call_at(self.clock.now() + seconds, callback)
+
     def call_at(self, when: float, callback: Callback) -> Timer:
-        """Call ``callback`` at ``when``, in seconds of ``time.monotonic()``."""
+        """Call ``callback`` at ``when``, in seconds of ``clock``."""
         timer = Timer(when, callback)
         if len(self._timers) >= self._compact_at:
             # Those that were cancelled, and would have been far.
@@ -114,7 +120,7 @@ class EventLoop:
                     say_trace()
         timers = self._timers
         if timers:
-            now = time.monotonic()
+            now = self.clock.now()
             while timers and timers[0][0] <= now:
                 with contained():
                     heapq.heappop(timers)[2].fire()
@@ -126,20 +132,28 @@ class EventLoop:
         os.close(self._wake_fd)
 
     def _wait(self) -> list[tuple[int, int]]:
-        timers = self._timers
+        timers, clock = self._timers, self.clock
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
-        if not timers:
-            return self._epoll.poll()
-        timeout = timers[0][0] - time.monotonic()
-        if timeout >= _FINE_S:
-            return self._epoll.poll(min(_LONGEST_S, timeout))
+        now = clock.now()
+        timeout = timers[0][0] - now if timers else math.inf
+        while timeout >= _FINE_S:
+            # The clock is read meanwhile, so that it knows when the process did not run.
+            wait = min(until_next_reading(timeout), _LONGEST_S)
+            clock.will_wait(wait if timers else math.inf)
+            ready = self._epoll.poll(wait if timers else None)
+            now = clock.now()
+            if ready:
+                return ready
+            if timers:
+                timeout = timers[0][0] - now
         if timeout > 0.0:
             # epoll rounds its time-out up to whole milliseconds; select on the epoll descriptor keeps the microseconds.
             # A busy loop seldom has to wait: it asks first.
             ready = self._epoll.poll(0.0)
             if ready:
                 return ready
+            clock.will_wait(timeout)
             select.select([self._epoll], [], [], timeout)
         return self._epoll.poll(0.0)
 

@@ -6,10 +6,11 @@ import gc
 import itertools
 import os
 import resource
+import signal
 import sys
-import time
 
 from shmsched.daemon.clients import Clients
+from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Connections, Handler
 from shmsched.daemon.deadlines import Deadlines
@@ -49,10 +50,9 @@ FLUSH_GRACE_S = 1.0
 class Daemon:
     """One thread, one event loop, and everybody who is connected to it."""
 
-    def __init__(self, config: DaemonConfig) -> None:
+    def __init__(self, config: DaemonConfig, clock: Clock | None = None) -> None:
         _allow_descriptors()
         self.config = config
-        self.started = time.monotonic()
         self.stopping = False
         """No new sessions."""
         self.ending = False
@@ -64,7 +64,8 @@ class Daemon:
         self._exit_status = 0
         self.numbers = itertools.count(1)
         """For steps, sessions, clients and engines: none is used twice."""
-        self.loop = EventLoop()
+        self.loop = EventLoop(clock)
+        self.started = self.loop.clock.now()
         self.telling = Telling(self.loop)
         self._listener = Listener(config.socket)
         sweep()
@@ -90,12 +91,14 @@ class Daemon:
             self.log,
         )
         self.loop.after_turn = self._end_of_turn
+        self.loop.clock.on_pause = self._did_not_run
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status."""
         Signals(self.loop, lambda: self.stop(self.config.drain_timeout_s))
         if self.config.launcher_pid:
             end_with(self.config.launcher_pid, self.loop, self.end)
+        signal.signal(signal.SIGCONT, lambda *_: self.loop.clock.continued())
         self.supervisor.start()
         self._patience.begin()
         gc.collect()
@@ -110,6 +113,12 @@ class Daemon:
             self._listener.close()
             self.loop.close()
         return self._exit_status
+
+    def _did_not_run(self, excused: float) -> None:
+        """Nor may those have who owe us something."""
+        for engine in self.engines.links.values():
+            engine.watchdog.excuse(excused)
+        self.connections.excuse(excused)
 
     def log(self, message: str) -> None:
         """One line, whatever an engine has to say."""
@@ -146,7 +155,7 @@ class Daemon:
         self.queue_all(engine, [step], step.entered)
 
     def _deadline_passed(self, step: Step) -> None:
-        late = time.monotonic() - step.deadline
+        late = self.loop.clock.now() - step.deadline
         self.settling.fail_from(
             step.session,
             step.number,
@@ -203,7 +212,7 @@ class Daemon:
             self.end()
 
     def _give_batches(self) -> None:
-        engines, now = self.touched_engines, time.monotonic()
+        engines, now = self.touched_engines, self.loop.clock.now()
         with contained():
             self.deadlines.expire(now)
         has_given_ahead = False
@@ -265,7 +274,7 @@ class Daemon:
         self.sessions.take_no_more()
         for link in self.clients.links.values():
             link.tell(frames.Stopping(drain_s))
-        self.loop.call_at(time.monotonic() + drain_s, self.end)
+        self.loop.call_later(drain_s, self.end)
 
     def end(self) -> None:
         """Settle everything that is left, let the engines end, and leave."""
@@ -280,13 +289,13 @@ class Daemon:
         for engine in list(self.engines.links.values()):
             with contained():
                 engine.hang_up()
-        self.supervisor.end(ENGINE_GRACE_S, lambda: self._leave(time.monotonic() + FLUSH_GRACE_S))
+        self.supervisor.end(ENGINE_GRACE_S, lambda: self._leave(self.loop.clock.now() + FLUSH_GRACE_S))
 
     def _leave(self, deadline: float) -> None:
         """Stop the loop once everybody has been told, or will not listen."""
         self.connections.flush()
-        if self.connections.unsent and time.monotonic() < deadline:
-            self.loop.call_at(time.monotonic() + 0.01, lambda: self._leave(deadline))
+        if self.connections.unsent and self.loop.clock.now() < deadline:
+            self.loop.call_later(0.01, lambda: self._leave(deadline))
         else:
             self.loop.stop()
 

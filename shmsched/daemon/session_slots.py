@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from shmsched.daemon.clock import Clock
 from shmsched.daemon.state import Session, SessionState
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ class SessionSlots:
     would pile up frames for an engine that is busy.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, clock: Clock) -> None:
         self._most = most
+        self._clock = clock
         self.sessions: dict[int, Session] = {}
         self.holders: dict[ClientLink, int] = {}
         """How many of the slots each client has."""
@@ -46,7 +47,7 @@ class SessionSlots:
         session.state = SessionState.OPENING
         self.sessions[session.slot] = session
         self.holders[session.client] = self.holders.get(session.client, 0) + 1
-        self.openings[session.slot] = time.monotonic()
+        self.openings[session.slot] = self._clock.now()
         return session.slot
 
     def give_back(self, session: Session, refused: bool) -> None:

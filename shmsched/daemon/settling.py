@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -57,7 +56,7 @@ class Settling:
         if not self.ledger.complete_all(steps):
             return None
         followers: list[Step | None] = []
-        now, numbers, pack = time.monotonic(), daemon.numbers, STREAMED.pack
+        now, numbers, pack = daemon.loop.clock.now(), daemon.numbers, STREAMED.pack
         # What each client's stream gets is gathered: 0.3 us less a token.
         streams: dict[ClientLink, list[bytes]] = {}
         streaming: ClientLink | None = None

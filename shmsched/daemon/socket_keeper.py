@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,7 +78,7 @@ class SocketKeeper:
     def _try_in(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(time.monotonic() + seconds, self._keep)
+        self._timer = self._loop.call_later(seconds, self._keep)
 
 
 class _Watch:

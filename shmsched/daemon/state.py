@@ -82,7 +82,7 @@ class Wanted(NamedTuple):
     plain: bool
     """One sampled token answers it, and nothing follows by itself."""
     deadline: float
-    """When it must have been dispatched (``time.monotonic()``), or 0."""
+    """When it must have been dispatched, by the daemon's clock, or 0."""
     generation: Generation | None
     """What follows its answer, if anything may."""
     more: bool = False
@@ -120,7 +120,7 @@ class Step(QueuedStep):
         self.position = position
         self.wanted = wanted
         self.entered = entered
-        """When it was queued (``time.monotonic()``)."""
+        """When it was queued, by the daemon's clock."""
         self.state = QUEUED
 
     @property

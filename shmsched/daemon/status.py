@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def status_document(daemon: Daemon, batches: int) -> bytes:
     """``batches``: how many of each engine's last batches to include."""
-    now = time.monotonic()
+    now = daemon.loop.clock.now()
     counts = daemon.settling.ledger.counts()
     document = {
         "state": "stopping" if daemon.stopping else "running",

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from shmsched.daemon.config import DaemonConfig
@@ -57,7 +56,7 @@ class Worker:
     reason: str = ""
     """Why its engine did not start, in the engine's own words."""
     last_exit: str = ""
-    started: float = field(default_factory=time.monotonic)
+    started: float = 0.0
     start_timer: Timer | None = None
     """Until this incarnation's engine has started, or has ended: kept any longer, it would keep the process's object as well."""
 
@@ -146,7 +145,7 @@ class Supervisor:
 
     def hurry(self, grace_s: float) -> None:
         """Kill what still runs after ``grace_s``."""
-        self._loop.call_at(time.monotonic() + grace_s, self._kill_all)
+        self._loop.call_later(grace_s, self._kill_all)
 
     def _kill_all(self) -> None:
         for worker in self.workers:
@@ -189,12 +188,10 @@ class Supervisor:
 
     def _spawned(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
         worker.process = process
-        worker.started = time.monotonic()
+        worker.started = self._loop.clock.now()
         worker.ready = False
         limit = self._config.start_timeout_s
-        worker.start_timer = self._loop.call_at(
-            worker.started + limit, lambda: self._expect_ready(worker, process, limit)
-        )
+        worker.start_timer = self._loop.call_later(limit, lambda: self._expect_ready(worker, process, limit))
         worker.pidfd = os.pidfd_open(process.pid)
         self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
         if self._ending:
@@ -218,7 +215,7 @@ class Supervisor:
         worker.pidfd = -1
         if worker.link is None and not worker.reason:
             # It may have said why, on a connection that is not accepted yet.
-            self._loop.call_at(time.monotonic() + LAST_WORD_S, lambda: self._bury(worker))
+            self._loop.call_later(LAST_WORD_S, lambda: self._bury(worker))
         else:
             self._bury(worker)
 
@@ -244,7 +241,7 @@ class Supervisor:
             worker.state = WorkerState.WAITING
             worker.restarts += 1
             delay = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** (worker.failures - 1))
-            self._loop.call_at(time.monotonic() + delay, lambda: self._restart(worker))
+            self._loop.call_later(delay, lambda: self._restart(worker))
         self._died(worker)
         worker.link = None
         self._check_ended()

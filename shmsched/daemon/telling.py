@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.loop import EventLoop, Timer
 
@@ -30,7 +28,7 @@ class Telling:
 
     def tell_touched(self) -> None:
         """At the end of a turn. What goes wrong with one client costs the others nothing."""
-        now, touched = time.monotonic(), self.touched
+        now, touched = self._loop.clock.now(), self.touched
         while touched:
             link = touched.pop()
             try:

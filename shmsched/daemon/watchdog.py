@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from shmsched.daemon.loop import Timer
@@ -22,6 +21,20 @@ class Watchdog:
         self._engine = engine
         self._timer: Timer | None = None
         self._ended = False
+        self._excused_of = 0.0
+        self._excused_s = 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """We did not run, and the engine, which may have been stopped with us, may be so for that long yet."""
+        since = self._engine.silent_since
+        if since is not None:
+            self._excused_s = seconds + (self._excused_s if since == self._excused_of else 0.0)
+            self._excused_of = since
+
+    def limit(self, daemon: Daemon, since: float) -> float:
+        """For how long the engine may have been silent ``since`` then."""
+        excused = self._excused_s if since == self._excused_of else 0.0
+        return daemon.config.step_timeout_s + excused
 
     def watch(self, daemon: Daemon) -> None:
         """The engine may owe something now."""
@@ -39,7 +52,7 @@ class Watchdog:
         since = self._engine.silent_since
         if since is None:
             return
-        limit, now = daemon.config.step_timeout_s, time.monotonic()
+        limit, now = self.limit(daemon, since), daemon.loop.clock.now()
         if since + limit <= now:
             daemon.engines.hangs(self._engine)
             return

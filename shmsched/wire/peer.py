@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +33,7 @@ class Peer:
         self.outbound_bytes = 0
         self._broken: OSError | None = None
         self.behind_since = 0.0
-        """Since when the socket has not taken all there was for it (``time.monotonic()``); 0 where it has."""
+        """Since when the socket has not taken all there was for it, by the daemon's clock; 0 where it has."""
         self.on_pending: Callable[[], None] = lambda: None
         """Called when there is something to flush."""
 
@@ -92,11 +91,6 @@ class Peer:
             self._outbound.append((data[sent:], -1))
             self.outbound_bytes += len(data) - sent
             self.on_pending()
-
-    @property
-    def behind_for(self) -> float:
-        """For how many seconds the socket has not taken all there was for it."""
-        return time.monotonic() - self.behind_since if self.behind_since else 0.0
 
     @property
     def flooded(self) -> bool:

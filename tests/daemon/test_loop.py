@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shmsched.daemon.clock import Clock
 from shmsched.daemon.loop import READ, WRITE, EventLoop
 
 DEADLINE_S = 10.0
@@ -213,3 +214,24 @@ def test_an_idle_loop_costs_nothing(loop: EventLoop, pipe: tuple[int, int]) -> N
     after = resource.getrusage(resource.RUSAGE_THREAD)
     assert len(turns) <= 3
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.05
+
+
+def test_timers_wait_for_time_in_which_the_process_runs() -> None:
+    """A pause in the middle of a wait, and one in the middle of a callback."""
+    jumped = [0.0]
+    loop = EventLoop(Clock(lambda: time.monotonic() + jumped[0]))
+    fired: list[str] = []
+
+    def pause() -> None:
+        jumped[0] += 1000.0
+
+    began = time.monotonic()
+    threading.Timer(0.05, pause).start()
+    loop.call_later(0.01, pause)
+    loop.call_later(DEADLINE_S, lambda: fired.append("a pause counted"))
+    loop.call_later(0.3, loop.stop)
+    loop.run()
+    assert not fired
+    assert 0.2 < time.monotonic() - began < DEADLINE_S
+    assert loop.clock.now() < began + DEADLINE_S
+    loop.close()
