@@ -35,7 +35,6 @@ class ClientHandler:
                 os.close(self._pidfd)
             raise
         self._link.blame = partial(daemon.connections.blame, connection)
-        daemon.lookout.begin()
         if self._pidfd >= 0:
             daemon.loop.watch(
                 self._pidfd, READ, lambda _: daemon.connections.drop(connection, "the client's process ended")
@@ -45,6 +44,7 @@ class ClientHandler:
         daemon, link = self._daemon, self._link
         match message:
             case frames.Submit():
+                daemon.lookout.begin()
                 link.submit(message, daemon)
                 daemon.overload.submitted(self._connection, link, len(daemon.clients.links))
             case frames.Consumed():

@@ -18,7 +18,7 @@ class Lookout:
     """A client that was not told of its answer waits for ever, and so does a step that no engine was given.
 
     Each turn of the loop ends with both, for everybody. If that ever fails, it is made good within seconds, and the log says so.
-    It looks only while there are clients.
+    It looks only while something is outstanding: an idle daemon sleeps.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Lookout:
         self._run = run
         self._log = log
         self._timer: Timer | None = None
-        self._undone: dict[ClientLink | EngineLink, tuple[object, int]] = {}
-        """What was the last thing done for it, and at how many looks in a row."""
+        self._undone: dict[int, tuple[object, int]] = {}
+        """By the number of a client or engine: what was the last thing done for it, and at how many looks in a row."""
 
     def begin(self) -> None:
-        """There is a client."""
+        """Something was submitted."""
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
@@ -50,28 +50,26 @@ class Lookout:
         self._timer = None
         before, self._undone = self._undone, {}
         for link in self._clients():
-            if link.has_unannounced and self._is_forgotten(link, link.last_told, before):
+            if link.has_unannounced and self._is_forgotten(link.number, link.last_told, before):
                 self._log(
                     f"answers to client {link.peer.name} lay unannounced for over {LOOK_S * (FORGOTTEN - 1):g} s, which is a"
                     " fault of the scheduler; the client is told now"
                 )
                 self._tell(link)
         for engine in self._engines():
-            if _is_overlooked(engine) and self._is_forgotten(engine, engine.in_hand.given, before):
+            if _is_overlooked(engine) and self._is_forgotten(engine.number, engine.in_hand.given, before):
                 self._log(
                     f"engine {engine.offer.spec} ({engine.peer.name}) was idle for over {LOOK_S * (FORGOTTEN - 1):g} s with"
                     f" {len(engine.queues)} steps queued, which is a fault of the scheduler; it is given a batch now"
                 )
                 self._run(engine)
-        if self._clients():
+        if self._undone or any(link.outstanding for link in self._clients()):
             self.begin()
 
-    def _is_forgotten(
-        self, who: ClientLink | EngineLink, last: object, before: dict[ClientLink | EngineLink, tuple[object, int]]
-    ) -> bool:
-        known, looks = before.get(who, (None, 0))
+    def _is_forgotten(self, number: int, last: object, before: dict[int, tuple[object, int]]) -> bool:
+        known, looks = before.get(number, (None, 0))
         looks = looks + 1 if known == last else 1
-        self._undone[who] = (last, looks)
+        self._undone[number] = (last, looks)
         return looks >= FORGOTTEN
 
 
