@@ -13,7 +13,8 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not soak and not alone'
+	$(BIN)/python -m pytest -m 'alone and not soak'
 
 # Both install the checkout itself, so that neither ever runs an older copy of it than the other.
 $(VENV)/.demo $(VENV)/.test: $(VENV)/.%: pyproject.toml | $(BIN)/python

@@ -27,6 +27,9 @@ settings.load_profile(os.environ.get("SHMSCHED_HYPOTHESIS", "shmsched"))
 
 
 def pytest_configure() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # One of several: a process group of its own, since who shares it counts as started here.
+        os.setpgid(0, 0)
     mark_this_run()
     # `timeout pytest ...` sends it: what tests have started must end with them, as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -468,6 +468,8 @@ def names_of(pid: int) -> list[str]:
     return [name for name in shm_names() if name.startswith(f"shmsched-{pid}-")]
 
 
+# What one leaves in /dev/shm any other daemon that starts would sweep.
+@pytest.mark.alone
 @pytest.mark.parametrize("moment", DAEMON_MOMENTS, ids=str)
 def test_the_daemon_dies_and_every_future_fails_at_once(tmp_path: Path, moment: Moment) -> None:
     story = DAEMON_MOMENTS[moment]

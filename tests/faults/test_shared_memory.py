@@ -94,6 +94,7 @@ def test_f2_whoever_exits_destroys_nothing_and_no_tracker_warns(how: str, capfd:
     assert "resource_tracker" not in capfd.readouterr().err
 
 
+@pytest.mark.alone
 def test_f3_killing_everything_at_once_leaves_nothing_in_dev_shm() -> None:
     """In a steady state no name exists, so no kill can leave one."""
     with shmsched.launch("echo", engines=2) as cluster, running("-c", CLIENT, str(cluster.socket)) as client:
@@ -109,6 +110,7 @@ def test_f3_killing_everything_at_once_leaves_nothing_in_dev_shm() -> None:
         assert shm_names() == set()
 
 
+@pytest.mark.alone
 def test_f3_what_a_kill_during_creation_left_is_swept_at_the_next_start() -> None:
     with running("-c", "input()") as maker:
         dead, started = maker.pid, start_time(maker.pid)
