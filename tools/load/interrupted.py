@@ -44,10 +44,10 @@ from shmsched.workers.echo import advance, answer
 WHO = "the client that is interrupted"
 LEFT_S = 5.0
 PATIENCE_S = 30.0
-MOST_TOKENS = 400
-"""Then the session is closed, and another one opened."""
+MOST_TOKENS = 200
+"""After so many at the most the session is closed, and another one opened."""
 LONGEST_CALL_S = 0.01
-"""An interrupt comes within so much of a call's begin, or after it has returned, and then it comes in the next."""
+"""An interrupt comes within so much of a call's begin, most of them much earlier, or not at all if the call has returned by then."""
 OPEN_S = 10.0
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Interrupts:
         self._next = time.monotonic() + self._every_s * self._random.uniform(0.5, 1.5)
         try:
             self._inside = True
-            signal.setitimer(signal.ITIMER_REAL, self._random.uniform(1e-6, LONGEST_CALL_S))
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_CALL_S * 10.0 ** self._random.uniform(-3.0, 0.0))
             result = call()
             self._inside = False
         except Interrupted:
@@ -139,7 +139,8 @@ class Trial:
     def _use(self, session: Session, over: threading.Event, tell: Callable[[], None]) -> None:
         held: list[int] = []
         unfed = False
-        while len(held) < MOST_TOKENS and not over.is_set():
+        enough = self._random.randint(1, MOST_TOKENS)
+        while len(held) < enough and not over.is_set():
             tokens = [self._random.randrange(self._vocab) for _ in range(self._random.randint(1, 40))]
             start = self._random.randint(0, len(held)) if self._random.random() < 0.2 else len(held)
             before = held
