@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shmsched.tools.load.chaos import Fault
+from shmsched.tools.load.chaos import SHORTAGES, Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,14 @@ KNOWN = (
     _known(_ENGINE + r"did not start within \S+ s; it is killed$"),
     _known(_ENGINE + r"is marked down: "),
     _known(_ENGINE + r"ended; a child of its keeps its connection open$"),
-    _known(r"shmsched: engine .+? did not start: "),
+    # Whether it is started again, the run's verdict says.
+    _known(r"shmsched: engine .+? did not start: ", *SHORTAGES, each=8),
     _known(r"shmsched: engine .+?: it died \d+ times "),
     _known(r"shmsched: the engine with pid \d+ did not start: "),
     _known(r"shmsched: client (?:pid \d+|in another PID namespace) is disconnected after \S+ s behind: ", Fault.STOP_CLIENT),
-    _known(r"shmsched: cannot accept connections for now: "),
+    _known(r"shmsched: cannot accept connections for now: ", Fault.SHORT_DESCRIPTORS, each=20),
+    # An engine that is started while it can have no threads: numpy does without.
+    _known(r"OpenBLAS blas_thread_init: ", Fault.SHORT_PIDS, Fault.SHORT_MEMORY, each=40),
     _known(r"shmsched: stopping; open sessions \(\d+\) may go on for "),
     _known(r"dequantizing "),
     _known(r"shmsched engine .+? \(pid \d+\): "),

@@ -37,11 +37,25 @@ def limited(pid: int, which: int, most: int) -> Iterator[None]:
     try:
         yield
     finally:
+        # What it started meanwhile inherited its limit, and would keep it for ever.
+        for each in (pid, *_children(pid)):
+            try:
+                if resource.prlimit(each, which)[0] == least:
+                    resource.prlimit(each, which, (soft, hard))
+            except ProcessLookupError:
+                # It has ended meanwhile.
+                continue
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            resource.prlimit(pid, which, (soft, hard))
-        except ProcessLookupError:
-            # It was killed meanwhile.
-            pass
+            children += [int(child) for child in path.read_text().split()]
+        except OSError:
+            # The thread has ended.
+            continue
+    return children
 
 
 def no_descriptors(pid: int) -> AbstractContextManager[None]:
