@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from runs import Run, assert_balanced
+
+from shmsched.tools.load.stopping import stopped
+
+from processes.leftovers import wait_until
 
 
 def assert_nothing_wrong(run: Run) -> None:
@@ -59,6 +65,60 @@ def test_what_no_fault_explains_has_failed(stress: Callable[..., Run], engines: 
     assert "which no fault had hit" in run.out
     assert run.results["wrong"] == run.results["lost"] == run.results["leaked"] == 0
     assert_balanced(run)
+
+
+def test_interrupts_pauses_shortages_and_namespaces_harm_nobody(stress: Callable[..., Run]) -> None:
+    faults = "interrupt=0.1,pause=3,short-descriptors=2,short-memory=2,short-pids=3,full-shm=2,pid-namespace=0.4,kill-client=2"
+    run = stress("--clients", "3", "--sessions", "6", "--engines", "2", "--seconds", "8", "--chaos", faults)
+    assert_nothing_wrong(run)
+    chaos = run.results["chaos"]
+    for fault in ("interrupt", "pause", "short-descriptors", "short-memory", "short-pids", "full-shm", "pid-namespace"):
+        assert chaos[fault]["injected"] or chaos[fault].get("not_injected"), fault
+    for fault in ("pause", "short-pids"):
+        assert chaos[fault]["steps_failed"] == {}, fault
+    assert run.results["quiet_neighbour"]["steps"] > 50
+    assert run.results["quiet_neighbour"]["late_and_unexplained"] == 0
+
+
+@pytest.mark.prints("OddError", "nowhere", "Traceback")
+@pytest.mark.parametrize("chaos", [(), ("--chaos", "garbage=0.5")], ids=["no chaos", "chaos"])
+def test_what_an_engine_prints_and_nobody_knows_is_found(
+    chaos: tuple[str, ...], stress: Callable[..., Run], engines: str
+) -> None:
+    run = stress("--engine", f"{engines}:Printing", "--seconds", "1.5", "--mode", "decode", *chaos)
+    assert run.status == 1
+    assert "the daemon or an engine printed: OddError: of an engine's" in run.out
+    assert [run.results[name] for name in ("wrong", "lost", "leaked", "failed")] == [0, 0, 0, 0]
+
+
+def test_a_daemon_that_lets_a_quiet_client_wait_is_found(stress: Callable[..., Run]) -> None:
+    """It alone is stopped now and then, which no fault of the run explains."""
+
+    def stop_the_daemon(pid: int) -> None:
+        wait_until(lambda: _of(pid, "tools.load.neighbour", mapped=True), "the quiet neighbour to be connected", 60)
+        wait_until(lambda: len(_of(pid, "tools.load.client", mapped=True)) == 2, "the clients to be connected", 60)
+        (daemon,) = _of(pid, "shmsched.daemon")
+        # Not at once: the run begins when the last of them has said that it is ready.
+        for _ in range(3):
+            time.sleep(0.6)
+            with stopped(daemon):
+                time.sleep(1.0)
+
+    run = stress("--seconds", "6", "--mode", "decode", "--chaos", "kill-client=3", while_it_runs=stop_the_daemon)
+    assert run.status == 1
+    assert "the quiet neighbour waited " in run.out
+    assert run.results["quiet_neighbour"]["late_and_unexplained"] >= 1
+    assert [run.results[name] for name in ("wrong", "lost", "leaked", "failed")] == [0, 0, 0, 0]
+
+
+def _of(pid: int, module: str, *, mapped: bool = False) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        int(child)
+        for child in children
+        if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+        and (not mapped or "shmsched-" in Path(f"/proc/{child}/maps").read_text())
+    ]
 
 
 def test_a_step_that_is_never_answered_is_lost(stress: Callable[..., Run], engines: str) -> None:
