@@ -95,7 +95,7 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit status."""
-        Signals(self.loop, lambda: self.stop(self.config.drain_timeout_s))
+        Signals(self.loop, lambda: self.stop(self.config.drain_timeout_s), self.supervisor.reap)
         if self.config.launcher_pid:
             end_with(self.config.launcher_pid, self.loop, self.end)
         signal.signal(signal.SIGCONT, lambda *_: self.loop.clock.continued())

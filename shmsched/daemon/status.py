@@ -104,7 +104,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
     return {
         "spec": worker.spec,
         "state": worker.state.value,
-        "pid": worker.process.pid if worker.process else None,
+        "pid": (worker.pid or None) if worker.process else None,
         "restarts": worker.restarts,
         "last_exit": worker.last_exit,
         "reason": worker.reason,

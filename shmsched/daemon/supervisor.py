@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import READ, EventLoop, Timer
+from shmsched.daemon.strays import Mark
+from shmsched.engine.keeper import PID, STOP
 
 MOST_FAILURES = 5
 """Deaths in a row, with no batch completed in between, after which an engine is not started again."""
@@ -42,6 +45,10 @@ class Worker:
     env: Mapping[str, str]
     state: WorkerState = WorkerState.STARTING
     process: subprocess.Popen[bytes] | None = None
+    """The keeper of the engine's process: over once that one is, and all that it had started."""
+    leash: socket.socket | None = None
+    """The keeper ends the engine once this end is closed, whoever closes it: the daemon, or the kernel after it."""
+    mark: Mark = field(default_factory=Mark)
     pidfd: int = -1
     link: EngineLink | None = None
     ready: bool = False
@@ -59,6 +66,36 @@ class Worker:
     started: float = 0.0
     start_timer: Timer | None = None
     """Until this incarnation's engine has started, or has ended: kept any longer, it would keep the process's object as well."""
+    _pid: int = 0
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process; 0 where there is none, or it has not said so yet."""
+        if not self._pid and self.leash is not None:
+            try:
+                said = self.leash.recv(PID.size)
+            except OSError:
+                return 0
+            if len(said) == PID.size:
+                (self._pid,) = PID.unpack(said)
+        return self._pid
+
+    def ask_to_stop(self) -> None:
+        """Have the engine's process sent SIGTERM."""
+        if self.leash is not None:
+            try:
+                self.leash.send(STOP)
+            except OSError:
+                # Its keeper has ended.
+                pass
+
+    def let_go(self) -> None:
+        """Have the engine's process killed."""
+        if self.leash is not None:
+            # Its number is still wanted, for what it has said and nobody has read.
+            _ = self.pid
+            self.leash.close()
+            self.leash = None
 
     @property
     def is_dying(self) -> bool:
@@ -77,6 +114,8 @@ class Supervisor:
         self._died = died
         self._log = log
         self._ending = False
+        self._to_come = 0
+        """Processes that are being spawned, and whose numbers are not known."""
         self.workers = [
             Worker(engine.spec, engine.python or sys.executable, engine.env_of(copy))
             for engine in config.engines
@@ -88,7 +127,25 @@ class Supervisor:
 
     def start(self) -> None:
         for worker in self.workers:
-            self._to_spawn.put(worker)
+            self._ask_for(worker)
+
+    def _ask_for(self, worker: Worker) -> None:
+        self._to_come += 1
+        self._to_spawn.put(worker)
+
+    def reap(self) -> None:
+        """Wait for children that nobody here has made: as PID 1 of a container this process is given the orphans of others."""
+        if self._to_come:
+            return
+        known = {worker.process.pid for worker in self.workers if worker.process is not None}
+        try:
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in known:
+                    # Looked at again once that one is buried.
+                    return
+                os.waitpid(ended.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
 
     @property
     def coming(self) -> list[str]:
@@ -105,7 +162,7 @@ class Supervisor:
         ]
 
     def worker_of(self, pid: int) -> Worker | None:
-        return next((w for w in self.workers if w.process is not None and w.process.pid == pid), None)
+        return next((w for w in self.workers if w.process is not None and pid and w.pid == pid), None)
 
     def attached(self, worker: Worker, link: EngineLink) -> None:
         worker.link = link
@@ -118,11 +175,10 @@ class Supervisor:
 
     def kill(self, worker: Worker) -> None:
         """End the worker's process at once; ``died`` follows."""
-        self._signal(worker, signal.SIGKILL)
-
-    def _signal(self, worker: Worker, number: signal.Signals) -> None:
+        worker.let_go()
         if worker.pidfd >= 0:
-            signal.pidfd_send_signal(worker.pidfd, number)
+            # Whoever has stopped the keeper must not keep the engine alive.
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
 
     def give_up(self, worker: Worker, reason: str) -> None:
         """End the worker's process at once, and start no other one."""
@@ -139,7 +195,7 @@ class Supervisor:
                 worker.state = WorkerState.ENDED
             elif not worker.ready:
                 # What loads for minutes does not hear the end of its connection; it does hear this.
-                self._signal(worker, signal.SIGTERM)
+                worker.ask_to_stop()
         self.hurry(grace_s)
         self._check_ended()
 
@@ -159,35 +215,48 @@ class Supervisor:
         while True:
             worker = self._to_spawn.get()
             try:
-                process = self._spawn(worker)
+                process, leash = self._spawn(worker)
             except (OSError, ValueError) as e:
                 message = f"cannot run {worker.python}: {e}"
                 self._loop.post(lambda w=worker, m=message: self._not_spawned(w, m))  # type: ignore[misc]
                 continue
-            self._loop.post(lambda w=worker, p=process: self._spawned(w, p))  # type: ignore[misc]
+            self._loop.post(lambda w=worker, p=process, s=leash: self._spawned(w, p, s))  # type: ignore[misc]
 
-    def _spawn(self, worker: Worker) -> subprocess.Popen[bytes]:
+    def _spawn(self, worker: Worker) -> tuple[subprocess.Popen[bytes], socket.socket]:
         # -P: a file in the working directory must not stand in for a library.
-        command = [worker.python, "-P", "-m", "shmsched.engine", worker.spec]
-        command += ["--socket", str(self._config.socket), "--parent", str(os.getpid())]
-        # Standard output is the daemon's own, for its ready line; a session of its own keeps a terminal's Ctrl-C away.
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            env={**os.environ, **worker.env},
-            start_new_session=True,
-        )
+        leash, theirs = socket.socketpair()
+        leash.setblocking(False)
+        command = [worker.python, "-P", "-m", "shmsched.engine.keeper", str(theirs.fileno()), worker.spec]
+        command += ["--socket", str(self._config.socket)]
+        try:
+            # Standard output is the daemon's own, for its ready line; a session of its own keeps a terminal's Ctrl-C away.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env={**os.environ, **worker.env, **worker.mark.environment},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except BaseException:
+            leash.close()
+            raise
+        finally:
+            theirs.close()
+        return process, leash
 
     def _not_spawned(self, worker: Worker, message: str) -> None:
+        self._to_come -= 1
         worker.last_exit = message
         worker.state = WorkerState.GIVEN_UP
         self._log(f"engine {worker.spec} did not start: {message}")
         self._died(worker)
         self._check_ended()
 
-    def _spawned(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
+    def _spawned(self, worker: Worker, process: subprocess.Popen[bytes], leash: socket.socket) -> None:
+        self._to_come -= 1
         worker.process = process
+        worker.leash, worker._pid = leash, 0
         worker.started = self._loop.clock.now()
         worker.ready = False
         limit = self._config.start_timeout_s
@@ -196,10 +265,11 @@ class Supervisor:
         self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
         if self._ending:
             self.kill(worker)
+        self.reap()
 
     def _expect_ready(self, worker: Worker, process: subprocess.Popen[bytes], limit: float) -> None:
         if worker.process is process and not worker.ready:
-            self._log(f"engine {worker.spec} (pid {process.pid}) did not start within {limit:g} s; it is killed")
+            self._log(f"engine {worker.spec} (pid {worker.pid}) did not start within {limit:g} s; it is killed")
             self.kill(worker)
 
     def _expect_no_more(self, worker: Worker) -> None:
@@ -224,6 +294,11 @@ class Supervisor:
         status = worker.process.wait()
         worker.last_exit = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         worker.process = None
+        worker.let_go()
+        if status == -signal.SIGKILL:
+            # It may have been the keeper itself that somebody killed.
+            worker.mark.kill_all()
+        self.reap()
         completed = worker.link is not None and worker.link.record.steps > 0
         worker.failures = 1 if completed else worker.failures + 1
         if self._ending:
@@ -249,4 +324,4 @@ class Supervisor:
     def _restart(self, worker: Worker) -> None:
         if not self._ending:
             worker.state = WorkerState.STARTING
-            self._to_spawn.put(worker)
+            self._ask_for(worker)

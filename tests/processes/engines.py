@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import time
 from dataclasses import replace
 
@@ -285,3 +286,51 @@ class SpoiledForGood(Spoiled):
     """It cannot rewind."""
 
     rewind = Engine.rewind
+
+
+class Parent(Echo):
+    """Echo, with processes of its own, in the ways in which programs start them. Their numbers go to the file ``pids``."""
+
+    HANG = 900
+
+    def __init__(self, *, pids: str, crash: bool = False) -> None:
+        super().__init__(vocab=1000)
+        self._pids = pids
+        self._crash = crash
+
+    def start(self, limits: object) -> None:
+        began = [
+            subprocess.Popen(["sleep", "600"]).pid,
+            subprocess.Popen(["sleep", "600"], start_new_session=True, env={"PATH": os.environ["PATH"]}).pid,
+            subprocess.Popen(["sh", "-c", "trap '' TERM HUP INT; sleep 600"], process_group=0).pid,
+            self._forked(),
+            self._daemon(),
+        ]
+        with open(self._pids, "a") as file:
+            file.write(" ".join(map(str, began)) + "\n")
+        if self._crash:
+            raise RuntimeError("no weights here")
+
+    def _forked(self) -> int:
+        """It shares the engine's memory, and holds its socket open."""
+        if pid := os.fork():
+            return pid
+        time.sleep(600)
+        os._exit(0)
+
+    def _daemon(self) -> int:
+        """Detached as the textbook says: a session of its own, an orphan, nothing left of the environment."""
+        ours, theirs = os.pipe()
+        if not os.fork():
+            os.setsid()
+            if not os.fork():
+                os.write(theirs, b"%d" % os.getpid())
+                os.execve("/bin/sleep", ["sleep", "600"], {})
+            os._exit(0)
+        os.wait()
+        return int(os.read(ours, 20))
+
+    def forward(self, batch: BatchView) -> None:
+        if self.HANG in batch.tokens:
+            time.sleep(3600)
+        super().forward(batch)
