@@ -68,6 +68,10 @@ class NoEngine(ShmschedError):
     """No engine serves the model asked for."""
 
 
+class UnknownModel(NoEngine):
+    """The daemon serves models, and none of this name: the message says which there are."""
+
+
 class SchedulerUnreachable(ShmschedError):
     """No daemon answers on the socket."""
 
@@ -144,6 +148,7 @@ class ErrorCode(IntEnum):
     DEADLINE_EXCEEDED = 15
     SYSTEM_LIMIT = 16
     SHARED_MEMORY_LIMIT = 17
+    UNKNOWN_MODEL = 18
 
     @classmethod
     def of(cls, error: ShmschedError) -> ErrorCode:
@@ -168,6 +173,7 @@ _ERRORS: dict[ErrorCode, type[ShmschedError]] = {
     ErrorCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     ErrorCode.SYSTEM_LIMIT: SystemLimit,
     ErrorCode.SHARED_MEMORY_LIMIT: SharedMemoryLimit,
+    ErrorCode.UNKNOWN_MODEL: UnknownModel,
 }
 
 

@@ -79,8 +79,8 @@ class EngineLink:
         """Ends the engine's connection at the end of this turn, for a fault of ours in what is done for it alone."""
         self.read: Callable[[], None] = lambda: None
         """Handles what the engine has sent by now."""
-        self.read_and_hang_up: Callable[[str], None] = lambda why: None
-        """The same for an engine whose process is dead, after reading what it had still sent."""
+        self.read_and_hang_up: Callable[[str], None] = lambda why: None  # for one whose process is dead: both
+        self.ended: Callable[[str], None] = lambda why: None  # waits to be told how the engine's process ended
         self.pidfd = -1
         """Of its process, where that is not a child of the daemon."""
         self.record = EngineRecord()

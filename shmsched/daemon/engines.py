@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,6 +24,8 @@ from shmsched.wire import frames
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
 
+LAST_WORD_S = 1.0
+"""How long the process of an engine whose connection is gone may take to end, before its clients are told without the reason."""
 MOST_NAMED = 8
 """Sessions that a line of the log names."""
 
@@ -169,34 +172,74 @@ class Engines:
 
     def lost(self, link: EngineLink, why: str) -> None:
         """Its connection is gone: whatever its process still does, it gets no more work and its answers count no more."""
-        ending = self._daemon.ending
-        if link.state is not EngineState.DEAD:
-            holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
-            message = f"engine {link.offer.spec} ({link.peer.name}) ended{holding}: {why}"
-            if not ending and not self._said_why(link):
-                self._daemon.log(message)
-            link.abandon(ErrorCode.SCHEDULER_STOPPED if ending else ErrorCode.ENGINE_DIED, message, self._daemon)
         del self.links[link.number]
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None and worker.link is link:
-            if not ending:
-                self._supervisor.kill(worker)
+            self._child_lost(link, worker, why)
         else:
+            self._settle(link, f"{why}{self._what_of_its_process(link)}")
             # Not our child. Its host closes the connection only when no forward pass runs any more, and the kernel only
             # when no thread of it is left.
             link.buried()
         self._unwatch_process(link)
         self._changed()
 
+    def _child_lost(self, link: EngineLink, worker: Worker, why: str) -> None:
+        """How its process ended is known in a moment, and more than that its connection did: what it held is settled then."""
+        if self._daemon.ending:
+            self._settle(link, why)
+            return
+        if link.state is EngineState.DEAD or worker.pidfd < 0:
+            self._supervisor.let_go(worker)
+            self._settle(link, why)
+            return
+        was, link.state = link.state, EngineState.DEAD
+        timer = self._daemon.loop.call_later(LAST_WORD_S, lambda: lingers())
+
+        def lingers() -> None:
+            self._supervisor.let_go(worker)
+            link.ended(f"{why}, and its process did not end within {LAST_WORD_S:g} s")
+
+        def settle(why: str) -> None:
+            link.ended = lambda why: None
+            timer.cancel()
+            link.state = was
+            self._settle(link, why)
+
+        link.ended = settle
+
+    def _settle(self, link: EngineLink, why: str) -> None:
+        """What the engine held fails now, if it has not before."""
+        if link.state is EngineState.DEAD:
+            return
+        ending = self._daemon.ending
+        holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
+        message = f"engine {link.offer.spec} ({link.peer.name}) ended{holding}: {why}"
+        if not ending and not self._said_why(link):
+            self._daemon.log(message)
+        link.abandon(ErrorCode.SCHEDULER_STOPPED if ending else ErrorCode.ENGINE_DIED, message, self._daemon)
+        self._changed()
+
+    @staticmethod
+    def _what_of_its_process(link: EngineLink) -> str:
+        """Of one that is not our child, whose status only its parent is told."""
+        if link.pidfd < 0:
+            return ""
+        poll = select.poll()
+        poll.register(link.pidfd, select.POLLIN)
+        if poll.poll(0):
+            return "; its process has ended, and how, only whoever started it can tell"
+        return "; its process still runs, or is about to end"
+
     def _said_why(self, link: EngineLink) -> bool:
         """It did not start, and has told us the reason."""
-        worker = self._supervisor.worker_of(link.peer.pid)
-        return link.state is EngineState.STARTING and worker is not None and bool(worker.reason)
+        return link.state is EngineState.STARTING and any(w.link is link and w.reason for w in self._supervisor.workers)
 
     def worker_died(self, worker: Worker) -> None:
         """The process is reaped: nothing of it writes anywhere any more."""
         if worker.link is not None:
             worker.link.read_and_hang_up(worker.last_exit)
+            worker.link.ended(worker.last_exit)
             worker.link.buried()
         self._daemon.sessions.slots_changed = True
 

@@ -15,6 +15,9 @@ from shmsched.errors import ErrorCode
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink
 
+NO_ENGINE = (ErrorCode.NO_ENGINE, ErrorCode.UNKNOWN_MODEL)
+"""What somebody who attaches an engine changes."""
+
 
 class NoPlace(Exception):
     """The session cannot be opened now, and waiting was not asked for or would not help."""
@@ -80,7 +83,7 @@ class Placement:
                 engine = self._choose(queue[number])
             except NoPlace as e:
                 # True of everybody in the queue, who all ask for the same.
-                leaving = [s for s in queue.values() if e.code is not ErrorCode.NO_ENGINE or not s.patient]
+                leaving = [s for s in queue.values() if e.code not in NO_ENGINE or not s.patient]
                 hopeless += [(queue.pop(s.number), e) for s in leaving]
                 if queue:
                     continue
@@ -127,19 +130,23 @@ class Placement:
             )
         able = [e for e in alive if session.model in ("", e.offer.model)]
         if not able and not any(name in ("", session.model) or not session.model for name in expected):
-            raise NoPlace(ErrorCode.NO_ENGINE, self._none(session.model, names))
+            raise self._none(session.model, names)
         free = [e for e in able if e.has_slot]
         return min(free, key=lambda e: (len(e.sessions), len(e.queues)), default=None)
 
     def _label(self, model: str) -> str:
         return f"model {model!r}" if model else "this daemon"
 
-    def _none(self, model: str, names: Collection[str]) -> str:
+    def _none(self, model: str, names: Collection[str]) -> NoPlace:
         """Why there is no engine, and none to come."""
-        reasons = dict.fromkeys(why for of, why in self._down() if not model or of in ("", model))
-        said = ". ".join(reasons) or "`shmsched status` says what became of its engines"
-        served = ", ".join(sorted(names)) or "none"
-        return f"no engine serves {self._label(model)}; models served: {served}. {said}. `shmsched engine` attaches another one"
+        reasons = list(dict.fromkeys(why for of, why in self._down() if not model or of in ("", model)))
+        served = ", ".join(sorted(names))
+        if model and served and not reasons:
+            return NoPlace(ErrorCode.UNKNOWN_MODEL, f"unknown model {model!r}; models served: {served}")
+        said = ". ".join(reasons) or "none was started with it, or `shmsched status` says what became of them"
+        also = f"; models served: {served}" if served else ""
+        what = f"no engine is up for {self._label(model)}{also}"
+        return NoPlace(ErrorCode.NO_ENGINE, f"{what}. {said}. `shmsched engine` attaches another one")
 
     def full(self, model: str) -> str:
         """Why there is no slot now, and who has them."""

@@ -14,7 +14,7 @@ from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Connections, Handler
 from shmsched.daemon.deadlines import Deadlines
-from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.engines import Engines
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
 from shmsched.daemon.lookout import Lookout
@@ -233,7 +233,12 @@ class Daemon:
         """Whether the engine was given its next batch while it runs one."""
         if engine.may_go(now):
             engine.dispatch(self, now)
-        elif engine.batch is None and engine.queues.queued and engine.linger_timer is None:
+        elif (
+            engine.batch is None
+            and engine.queues.queued
+            and engine.linger_timer is None
+            and engine.state is not EngineState.DEAD
+        ):
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
         engine.watchdog.watch(self)
         return engine.look_ahead(self, now)

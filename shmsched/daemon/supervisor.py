@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shmsched.daemon.config import DaemonConfig
+from shmsched.daemon.endings import how_it_ended
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import READ, EventLoop, Timer
 from shmsched.daemon.strays import Mark
@@ -49,6 +50,8 @@ class Worker:
     leash: socket.socket | None = None
     """The keeper ends the engine once this end is closed, whoever closes it: the daemon, or the kernel after it."""
     mark: Mark = field(default_factory=Mark)
+    killed: bool = False
+    """By the daemon, for a reason of its own."""
     pidfd: int = -1
     link: EngineLink | None = None
     ready: bool = False
@@ -174,7 +177,12 @@ class Supervisor:
         self._expect_no_more(worker)
 
     def kill(self, worker: Worker) -> None:
-        """End the worker's process at once; ``died`` follows."""
+        """End the worker's process at once, for a reason that the daemon has; ``died`` follows."""
+        worker.killed = True
+        self.let_go(worker)
+
+    def let_go(self, worker: Worker) -> None:
+        """The worker's engine is over; see to it that its process is, if it is not already. ``died`` follows."""
         worker.let_go()
         if worker.pidfd >= 0:
             # Whoever has stopped the keeper must not keep the engine alive.
@@ -256,7 +264,7 @@ class Supervisor:
     def _spawned(self, worker: Worker, process: subprocess.Popen[bytes], leash: socket.socket) -> None:
         self._to_come -= 1
         worker.process = process
-        worker.leash, worker._pid = leash, 0
+        worker.leash, worker._pid, worker.killed = leash, 0, False
         worker.started = self._loop.clock.now()
         worker.ready = False
         limit = self._config.start_timeout_s
@@ -292,7 +300,7 @@ class Supervisor:
     def _bury(self, worker: Worker) -> None:
         assert worker.process is not None
         status = worker.process.wait()
-        worker.last_exit = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        worker.last_exit = how_it_ended(status, by_us=worker.killed)
         worker.process = None
         worker.let_go()
         if status == -signal.SIGKILL:

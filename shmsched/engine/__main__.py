@@ -10,8 +10,9 @@ import sys
 
 from shmsched.engine.contract import Engine
 from shmsched.engine.host import check_complete, serve
-from shmsched.engine.spec import EngineSpec
+from shmsched.engine.spec import EngineImportError, EngineSpec
 from shmsched.engine.stop_requests import StopRequested, StopRequests
+from shmsched.engine.traces import in_one_line, say_own
 from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
 from shmsched.surroundings import settle_in, speak_to_nobody_in_particular
 from shmsched.wire.frames import Role, StartFailed
@@ -59,18 +60,19 @@ def _construct(spec: str, socket: str | None) -> Engine:
         engine = EngineSpec.parse(spec).load()()
         check_complete(engine)
         return engine
-    except Exception as e:
-        message = str(e) if isinstance(e, ShmschedError) else f"{type(e).__name__}: {e}"
+    except (Exception, SystemExit) as e:
+        message = str(e) if isinstance(e, ShmschedError) else in_one_line(e)
         try:
             link = Link.connect(socket or default_socket(), Role.ENGINE)
             link.send(StartFailed(message))
             link.close()
         except ShmschedError as nobody:
             raise SchedulerUnreachable(f"{message} ({nobody})") from e
-        if isinstance(e, ShmschedError | OSError | ImportError):
-            # A file or a package that is not there is no fault of the engine's code, whose trace would say nothing more.
-            raise EngineStartError(message) from e
-        raise
+        at_fault = e.__cause__ if isinstance(e, EngineImportError) else e
+        # A file or a package that is not there is no fault of the engine's code, whose trace would say nothing more.
+        if at_fault is not None and not isinstance(at_fault, ShmschedError | OSError | ImportError):
+            say_own(f"shmsched engine {spec} (pid {os.getpid()}) did not start:", at_fault)
+        raise EngineStartError(message) from e
 
 
 def main() -> int:

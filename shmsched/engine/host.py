@@ -22,6 +22,7 @@ from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
 from shmsched.engine.stop_requests import StopRequests
 from shmsched.engine.straight_view import StraightView, sampling_params
+from shmsched.engine.traces import in_one_line, say_own
 from shmsched.errors import (
     EngineFaulty,
     EngineSpecError,
@@ -97,9 +98,10 @@ class EngineHost:
         began = time.monotonic()
         try:
             self._engine.start(limits)
-        except Exception as e:
-            message = f"{type(e).__name__}: {e}"
+        except (Exception, SystemExit) as e:
+            message = in_one_line(e)
             self._link.send(frames.StartFailed(message))
+            say_own(f"shmsched engine {self._spec} (pid {os.getpid()}) did not start:", e)
             raise EngineStartError(f"engine {self._spec} did not start: {message}") from e
         try:
             # What the engine has loaded stays: no collection needs to look at it again.

@@ -17,9 +17,14 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from shmsched.engine.contract import Engine
+from shmsched.engine.traces import in_one_line
 from shmsched.errors import EngineSpecError
 
 GROUP = "shmsched.engines"
+
+
+class EngineImportError(EngineSpecError):
+    """The engine's module raised, as ``__cause__`` says, when it was imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +120,9 @@ def _import(name: str) -> types.ModuleType:
         spec.loader.exec_module(module)
     except EngineSpecError:
         raise
-    except Exception as e:
-        # Whatever the module does at import is its author's; what we owe is which engine it was.
-        raise EngineSpecError(f"engine module {name!r} cannot be imported: {type(e).__name__}: {e}") from e
+    except (Exception, SystemExit) as e:
+        # Whatever the module does at import is its author's; what we owe is which engine it was, and where it went wrong.
+        raise EngineImportError(f"engine module {name!r} cannot be imported: {in_one_line(e)}") from e
     return module
 
 

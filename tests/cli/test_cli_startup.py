@@ -76,10 +76,11 @@ def more_than_dev_shm(_: Path) -> list[str]:
 
 
 class Trouble(NamedTuple):
-    """What stands in the way, and what the line says."""
+    """What stands in the way, and what the line says. ``raises``: the engine's code does, and its traceback comes before the line."""
 
     prepare: Callable[[Path], list[str]]
     says: str
+    raises: bool = False
 
 
 TROUBLES = {
@@ -100,7 +101,9 @@ TROUBLES = {
     "module that cannot be imported": Trouble(engine("broken.py:Engine"), "No module named 'no_such_package'"),
     "no such class": Trouble(engine("engines.py:Nope"), "has no 'Nope'; the engine is written engines.py:Class"),
     "constructor without its file": Trouble(engine("engines.py:NoFile"), "No such file.*/no/such/weights.bin"),
-    "engine that does not start": Trouble(engine("engines.py:NoStart"), r"no kernels for this machine \(two lines\)"),
+    "engine that does not start": Trouble(
+        engine("engines.py:NoStart"), r"no kernels for this machine \(two lines\)", raises=True
+    ),
     "no model file": Trouble(engine("gemma:/no/such/model.gguf"), "there is no GGUF file /no/such/model.gguf"),
     "/dev/shm too small": Trouble(
         more_than_dev_shm, r"needs [\d,]+ bytes .*has [\d,]+ free of .* larger, or ask for less"
@@ -112,10 +115,11 @@ TROUBLES = {
 def test_what_stands_in_the_way_of_a_daemon_is_one_line(home: Path, trouble: Trouble) -> None:
     arguments = trouble.prepare(home)
     before = sorted(home.rglob("*"))
-    done = shmsched(home, "up", *arguments)
+    done = shmsched(home, "up", *arguments, traces=trouble.raises)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert re.fullmatch(f"shmsched: .*{trouble.says}.*\n", done.stderr), done.stderr
+    trace = r"shmsched engine .* did not start:\nTraceback (?s:.*)\n" if trouble.raises else ""
+    assert re.fullmatch(f"{trace}shmsched: .*{trouble.says}.*\n", done.stderr), done.stderr
     left = [path for path in sorted(home.rglob("*")) if path not in before and "__pycache__" not in path.parts]
     assert left in ([], [home / "shmsched"]), "the directory of the default socket may stay"
 

@@ -122,6 +122,7 @@ def test_what_a_hanging_engine_started_ends_with_it(pids: Path) -> None:
         wait_until(lambda: not watch.left(), "all of it to end", DEADLINE)
 
 
+@pytest.mark.prints("no weights here", "did not start:$")
 def test_what_an_engine_started_that_fails_to_start_ends_with_it(pids: Path) -> None:
     with pytest.raises(shmsched.EngineStartError, match="no weights here"):
         shmsched.launch(f"{ENGINES}:Parent?pids={pids}&crash=yes")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -333,4 +335,27 @@ class Parent(Echo):
     def forward(self, batch: BatchView) -> None:
         if self.HANG in batch.tokens:
             time.sleep(3600)
+        super().forward(batch)
+
+
+class Ending(Echo):
+    """Echo, until it meets a token that has its process end in one way or another."""
+
+    WAYS = SEGFAULT, KILL, EXIT, SYSTEM_EXIT, INTERRUPT = tuple(range(900, 905))
+
+    def __init__(self) -> None:
+        super().__init__(vocab=1000)
+
+    def forward(self, batch: BatchView) -> None:
+        tokens = batch.tokens.tolist()
+        if self.SEGFAULT in tokens:
+            ctypes.string_at(0)
+        if self.KILL in tokens:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.EXIT in tokens:
+            os._exit(7)
+        if self.SYSTEM_EXIT in tokens:
+            sys.exit(3)
+        if self.INTERRUPT in tokens:
+            raise KeyboardInterrupt
         super().forward(batch)

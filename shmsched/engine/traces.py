@@ -1,0 +1,37 @@
+"""Of a traceback that ends in an engine's code, what is the engine's own."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from shmsched.saying import say
+
+_OURS = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("__main__", "host", "spec"))
+_IMPORTING = "<frozen importlib"
+_SHOWN = 3
+"""Frames that an error of one line names."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """The error, and where it came from: the innermost of the engine's frames first."""
+    frames = traceback.extract_tb(_own(error))[-_SHOWN:]
+    places = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}" for f in reversed(frames)]
+    if places and frames[-1].line:
+        places[0] += f": {frames[-1].line}"
+    return f"{type(error).__name__}: {error}" + (f" (at {', from '.join(places)})" if places else "")
+
+
+def say_own(what: str, error: BaseException) -> None:
+    """Write the traceback to standard error, under a line that says what went wrong, without the frames of the host that called."""
+    trace = traceback.format_exception(type(error), error, _own(error))
+    say(f"{what}\n{''.join(trace).rstrip()}")
+
+
+def _own(error: BaseException) -> TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((*_OURS, _IMPORTING)):
+        trace = trace.tb_next
+    return trace
