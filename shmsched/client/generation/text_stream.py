@@ -36,12 +36,10 @@ class TextStream:
         text = decode(self._window) if self._window else ""
         self._given = len(text)
         part = _incomplete(text)
-        if part:
-            self._boundary = self._whole_tokens()
-            if goes_on_with is None:
-                self._doubtful = range(len(text) - part, len(text))
-            else:
-                self._given = len(text) - part
+        if part and goes_on_with is None:
+            self._doubtful = range(len(text) - part, len(text))
+        else:
+            self._given -= part
         self.within_character = False
         """Whether the tokens so far end within a character."""
 
@@ -73,14 +71,6 @@ class TextStream:
         text = self._decode(recent)
         if text:
             self._window, self._boundary, self._given = recent, len(recent), len(text)
-
-    def _whole_tokens(self) -> int:
-        """How many tokens of the window there are before those of its last character, which is not complete."""
-        n = len(self._window)
-        for end in range(n - 1, max(-1, n - 1 - _LONGEST_PART), -1):
-            if not _incomplete(self._decode(self._window[:end])):
-                return end
-        return 0
 
 
 def _incomplete(text: str) -> int:

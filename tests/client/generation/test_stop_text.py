@@ -112,9 +112,13 @@ def test_a_cut_anywhere_changes_nothing(text: str, stops: list[str], data: st.Da
             parts += said(gate, range(a, b))
             held = "".join(piece.held for piece in gate.cut())
             stopped = gate.stopped
-    assert parts == expected
     assert stopped == whole.stopped
-    assert held == "".join(piece.held for piece in whole.cut()) or stopped
+    if stopped:
+        assert parts == expected
+    else:
+        # What came before a cut and is given after it comes with a token: it may be held back for longer.
+        assert parts + held == expected + "".join(piece.held for piece in whole.cut())
+        assert expected.startswith(parts)
 
 
 @pytest.mark.parametrize("stops", ["text", [""], ["a", ""], [1], [b"a"]])

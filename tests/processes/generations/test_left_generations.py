@@ -206,6 +206,46 @@ def test_what_cannot_be_gone_back_to_is_refused_at_the_call(client: shmsched.Cli
         go_on(session)
 
 
+@pytest.mark.parametrize("ability", ["StatefulLetters", "RigidLetters"])
+@way_of
+def test_what_was_under_way_is_kept_and_goes_on_without_a_prompt(
+    client: shmsched.Client, ability: str, way: dict[str, Any]
+) -> None:
+    """Where the client samples, too: the answer that nobody waited for any more is sampled from as any other."""
+    with client.open_session(model=ability) as session:
+        generation = session.generate(PROMPT, max_new_tokens=MOST, **way)
+        break_off(generation)
+        assert session.unfed == generation.tokens[-1]
+        more = list(session.generate([], max_new_tokens=4, **way))
+        assert [*generation.tokens, *more] == EXPECTED[: len(generation.tokens) + 4]
+
+
+def test_cancelling_a_step_where_a_session_can_only_begin_again() -> None:
+    with (
+        shmsched.launch(f"{ENGINES}:StatefulLetters?step_us=50000") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+    ):
+
+        def running(tokens: list[int]) -> shmsched.StepFuture:
+            future = session.submit(tokens)
+            wait_until(lambda: cluster.status()["engines"][0]["in_flight"], "the step to run")
+            return future
+
+        assert running([1, 2]).cancel()
+        assert session.position == 0
+        assert session.submit([3]).result(DEADLINE).tokens.tolist() == echoes([3], 1, LETTERS)
+        before = running([4])
+        # It is queued behind the one that runs, and no engine has seen it.
+        assert session.submit([5]).cancel()
+        assert before.result(DEADLINE).tokens.tolist() == echoes([3, 4], 1, LETTERS)
+        assert session.submit([6]).result(DEADLINE).tokens.tolist() == echoes([3, 4, 6], 1, LETTERS)
+        assert running([7]).cancel()
+        wait_until(lambda: session.ended is not None, "the session to be lost")
+        with pytest.raises(shmsched.SessionLost, match="can rewind to the beginning only"):
+            session.submit([8])
+
+
 @ability_of
 def test_forks_of_what_was_left(client: shmsched.Client, ability: str) -> None:
     with client.open_session(model=ability) as session:
