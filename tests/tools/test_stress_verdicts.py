@@ -116,6 +116,8 @@ def test_a_quiet_neighbour_s_wait_is_ours_unless_all_were_paused_or_the_machine_
 
     assert judged().problems == []
     assert judged(wait_of(2.4, 1.9)).problems == []
+    # It went on before the daemon did.
+    assert judged(wait_of(2.4, 0.3)).problems == []
     assert judged(wait_of(1.0, 0.6, at=300.0)).problems == []
     for wait in (wait_of(2.7, 1.9), wait_of(0.6, 0.05, at=300.0)):
         (problem,) = judged(wait).problems
