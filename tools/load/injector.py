@@ -20,7 +20,7 @@ from shmsched.tools.load.fleet import ClientProcess, Fleet
 from shmsched.tools.load.garbage import Garbage
 from shmsched.tools.load.options import MODEL
 from shmsched.tools.load.shortages import NotInjected, PidsCgroup, filled_shm, little_address_space, no_descriptors
-from shmsched.tools.load.stopping import all_stopped, stopped
+from shmsched.tools.load.stopping import all_stopped, descendants, stopped
 from shmsched.tools.load.target import STEP_TIMEOUT_S, Target
 
 ENGINE_STOPPED_S = STEP_TIMEOUT_S + 2.0
@@ -73,7 +73,9 @@ class Injector:
                 heapq.heappush(self._due, (now + every * self._random[fault].uniform(*SPREAD), fault))
         if Fault.SHORT_PIDS in self.chaos.every_s:
             try:
-                self._cgroup = PidsCgroup(self.target.status().pids)
+                assert self.target.cluster is not None
+                daemon = self.target.cluster.pid
+                self._cgroup = PidsCgroup({daemon, *descendants(daemon)})
             except NotInjected as e:
                 self.not_injected[Fault.SHORT_PIDS] = str(e)
 
@@ -207,12 +209,10 @@ class Injector:
         return [c for c in self.fleet.living if c.ready and c.tally.completed and c.may_be_hit]
 
     def _everybody(self) -> list[int]:
-        if self._is_paused:
+        if self._is_paused or self.target.cluster is None:
             return []
-        try:
-            return [*self.target.status().pids, *(client.process.pid for client in self.fleet.living)]
-        except ShmschedError:
-            return []
+        daemon = self.target.cluster.pid
+        return [daemon, *descendants(daemon), *(client.process.pid for client in self.fleet.living)]
 
     @property
     def _is_paused(self) -> bool:

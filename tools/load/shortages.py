@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from shmsched.tools.load.stopping import descendants
+
 MIB = 1 << 20
 ADDRESS_SPACE_LEFT = 4 * MIB
 """What a process that runs short of it may still map: a thread's stack and an arena it may not."""
@@ -38,24 +40,13 @@ def limited(pid: int, which: int, most: int) -> Iterator[None]:
         yield
     finally:
         # What it started meanwhile inherited its limit, and would keep it for ever.
-        for each in (pid, *_children(pid)):
+        for each in (pid, *descendants(pid)):
             try:
                 if resource.prlimit(each, which)[0] == least:
                     resource.prlimit(each, which, (soft, hard))
             except ProcessLookupError:
                 # It has ended meanwhile.
                 continue
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children += [int(child) for child in path.read_text().split()]
-        except OSError:
-            # The thread has ended.
-            continue
-    return children
 
 
 def no_descriptors(pid: int) -> AbstractContextManager[None]:

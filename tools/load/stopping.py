@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -40,3 +41,17 @@ def _send(pidfd: int, number: int) -> None:
     except ProcessLookupError:
         # It was killed meanwhile.
         pass
+
+
+def descendants(pid: int) -> list[int]:
+    """What the process has started, and what that has."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = [int(child) for child in path.read_text().split()]
+        except OSError:
+            # The thread has ended.
+            continue
+        for child in children:
+            found += [child, *descendants(child)]
+    return found
