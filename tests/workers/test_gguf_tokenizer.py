@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import VOCAB, write_vocabulary
 
+from shmsched.client.generation.text_stream import TextStream
 from shmsched.workers.gguf.file import GgufError
 from shmsched.workers.gguf.tokenizer import Tokenizer, load
 
@@ -111,6 +112,20 @@ def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 @given(st.lists(st.integers(0, len(VOCAB) - 1)))
 def test_any_tokens_decode(tokenizer: Tokenizer, tokens: list[int]) -> None:
     tokenizer.decode(tokens).encode()
+
+
+@given(st.text(st.sampled_from("a b日é🙂"), max_size=12), st.data())
+def test_a_text_that_is_cut_between_any_tokens_goes_on_as_one(
+    tokenizer: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    """Characters that the vocabulary lacks are bytes, each of them a token."""
+    tokens = tokenizer.encode(text, bos=True)
+    cut = data.draw(st.integers(1, len(tokens)))
+    first = TextStream(tokenizer.decode, tokens[:1])
+    parts = [first.push(token) for token in tokens[1:cut]]
+    second = TextStream(tokenizer.decode, tokens[:cut], "" if cut > 1 else None)
+    parts += [second.push(token) for token in tokens[cut:]]
+    assert "".join(parts) == tokenizer.decode(tokens)
 
 
 def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
