@@ -50,15 +50,9 @@ class EngineLink:
     """The scheduler's side of one incarnation of an engine. ``number`` is never used again, not even by its successor."""
 
     def __init__(
-        self,
-        number: int,
-        peer: Peer,
-        offer: frames.Offer,
-        limits: SchedulerParams,
-        linger_share: float,
-        ahead_share: float,
-        clock: Clock,
-    ) -> None:
+        self, number: int, peer: Peer, offer: frames.Offer, limits: SchedulerParams,
+        linger_share: float, ahead_share: float, clock: Clock,
+    ) -> None:  # fmt: skip
         """``linger_share``, ``ahead_share``: as in DaemonConfig."""
         self.number = number
         self.peer = peer
@@ -73,12 +67,10 @@ class EngineLink:
         self.linger_timer: Timer | None = None
         self._foresight = Foresight(ahead_share)
         self.watchdog = Watchdog(self)
-        self.hang_up: Callable[[], None] = lambda: None
-        """Ends the engine's connection, and with it the engine."""
+        self.hang_up: Callable[[], None] = lambda: None  # ends the engine's connection, and with it the engine
         self.blame: Callable[[Exception], None] = say_trace
         """Ends the engine's connection at the end of this turn, for a fault of ours in what is done for it alone."""
-        self.read: Callable[[], None] = lambda: None
-        """Handles what the engine has sent by now."""
+        self.read: Callable[[], None] = lambda: None  # handles what the engine has sent by now
         self.read_and_hang_up: Callable[[str], None] = lambda why: None  # for one whose process is dead: both
         self.ended: Callable[[str], None] = lambda why: None  # waits to be told how the engine's process ended
         self.pidfd = -1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import os
-import sys
 import types
 import typing
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from shmsched.engine import files
 from shmsched.engine.contract import Engine
 from shmsched.engine.traces import in_one_line
 from shmsched.errors import EngineSpecError
@@ -104,26 +103,19 @@ def _with_extra(error: ImportError, module: str, name: str) -> str:
 
 
 def _import(name: str) -> types.ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    path = Path(name) if name.endswith(".py") else None
     try:
-        if not name.endswith(".py"):
-            return importlib.import_module(name)
-        path = Path(name).resolve()
-        if not path.is_file():
-            raise EngineSpecError(f"engine file {path} does not exist")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        if path is not None:
+            if not path.is_file():
+                raise EngineSpecError(f"engine file {path.resolve()} does not exist")
+            files.importable_beside(path)
+        files.importable(os.getcwd())
+        return files.load(path) if path is not None else importlib.import_module(name)
     except EngineSpecError:
         raise
     except (Exception, SystemExit) as e:
         # Whatever the module does at import is its author's; what we owe is which engine it was, and where it went wrong.
         raise EngineImportError(f"engine module {name!r} cannot be imported: {in_one_line(e)}") from e
-    return module
 
 
 def _engine_class(name: str, found: Any) -> type[Engine]:

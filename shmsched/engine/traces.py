@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
 from pathlib import Path
@@ -9,7 +10,10 @@ from types import TracebackType
 
 from shmsched.saying import say
 
-_OURS = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("__main__", "host", "spec"))
+_OURS = (
+    *(str(Path(__file__).with_name(f"{name}.py")) for name in ("__main__", "host", "spec", "files")),
+    str(importlib.__file__),
+)
 _IMPORTING = "<frozen importlib"
 _SHOWN = 3
 """Frames that an error of one line names."""
