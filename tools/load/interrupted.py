@@ -135,6 +135,9 @@ class Trial:
         except Interrupted:
             # Half closed or not at all: to close it again ends it.
             session.close()
+        except ShmschedError as e:
+            # Whatever became of the session, there is nothing left to fail.
+            self._tally.say_failed(e, 1, f"{WHO}, close() of {session}")
 
     def _use(self, session: Session, over: threading.Event, tell: Callable[[], None]) -> None:
         held: list[int] = []
