@@ -121,7 +121,12 @@ class EngineSpecError(ShmschedError, ValueError):
 
 
 class EngineStartError(ShmschedError):
-    """An engine could not be started."""
+    """An engine could not be started. ``said``: the last words of its process and its daemon, which end the message too."""
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(f"{message}\n{said}" if said else message)
+        self.reason = message
+        self.said = said
 
 
 class EngineFaulty(ShmschedError):

@@ -15,6 +15,8 @@ from typing import TextIO, cast
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Requests to stop: Ctrl-C, a service manager's, a terminal that closes."""
+UTF_8 = {"PYTHONUTF8": "1"}
+"""For a Python that is started where the locale may not be UTF-8."""
 _AT_ONCE = 4096
 """What a pipe takes without waiting once it is writable (PIPE_BUF)."""
 

@@ -148,7 +148,7 @@ def _report(outcome: Outcome, json_path: Path | None) -> None:
     report.show(outcome, Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH))
     if json_path is not None:
         try:
-            json_path.write_text(json.dumps(report.to_json(outcome), indent=2) + "\n")
+            json_path.write_text(json.dumps(report.to_json(outcome), indent=2) + "\n", encoding="utf-8")
         except OSError as e:
             raise click.ClickException(f"cannot write {json_path}: {e.strerror}") from None
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from shmsched.errors import SchedulerDied, SchedulerUnreachable
+from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable
 from shmsched.saying import say
 
 FAILED = 1
@@ -46,8 +46,11 @@ def telling_of_readers_that_left() -> Iterator[None]:
 
 
 def say_error(message: object) -> None:
-    """One line, whatever the message holds."""
-    say("shmsched: " + " ".join(str(message).split()))
+    """One line, whatever the message holds; after it the last words of an engine that did not start."""
+    not_started = message if isinstance(message, EngineStartError) else None
+    say("shmsched: " + " ".join(str(message if not_started is None else not_started.reason).split()))
+    if not_started is not None and not_started.said:
+        say(not_started.said)
 
 
 def show_error(error: click.ClickException) -> None:

@@ -40,7 +40,7 @@ _LIMIT = click.IntRange(min=1)
 )
 @click.option(
     "--max-clients", type=_LIMIT, metavar="N",
-    help="Connections at once, engines and `shmsched status` among them.  [default: 1024]",
+    help="Connections at once, those of engines among them.  [default: 1024]",
 )  # fmt: skip
 @click.option(
     "--drain-timeout", type=SECONDS, metavar="S", help="How long open sessions may go on at the end.  [default: 30]"

@@ -13,15 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shmsched.client.child_log import ChildLog
 from shmsched.client.client import Client
 from shmsched.client.control import Control
 from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError
 from shmsched.not_copied import NotCopied
 from shmsched.scheduling.params import SchedulerParams
+from shmsched.surroundings import UTF_8
 from shmsched.wire.listener import sweep_sockets
 from shmsched.wire.socket_path import private_directory
 
 STOP_S = 15.0
+LAST_WORDS_S = 1.0
+"""How long to wait for them once the daemon has ended: a helper of an engine may still hold the pipe."""
 
 
 def launch(
@@ -36,8 +40,9 @@ def launch(
     """Start a daemon of one's own with ``engines`` copies of each engine spec, and wait until they are up.
 
     The daemon ends with the cluster's ``close()`` or with this process, however this process ends. ``settings`` are further
-    fields of ``DaemonConfig`` that are plain numbers. Raises EngineStartError with its reason if no engine comes up; what
-    daemon and engines print goes to standard error, or to the descriptor ``stderr``, which they inherit.
+    fields of ``DaemonConfig`` that are plain numbers. What daemon and engines print goes to standard error once they are up; if
+    none comes up, it ends the message of the EngineStartError that is raised. With ``stderr`` it goes to that descriptor, which
+    they inherit, from the beginning.
     """
     if engines < 1:
         raise InvalidRequest(f"engines is {engines}; it must be 1 or more. For no engine at all, name no spec")
@@ -56,19 +61,38 @@ def launch(
         [sys.executable, "-P", "-m", "shmsched.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.PIPE if stderr is None else stderr,
+        env={**os.environ, **UTF_8},
         start_new_session=True,
     )
     cluster = Cluster(process, Path(config["socket"]))
     try:
         assert process.stdin is not None
-        with process.stdin as stdin:
-            stdin.write(json.dumps(config).encode())
-        cluster._wait_ready(start_timeout)
+        try:
+            with process.stdin as stdin:
+                stdin.write(json.dumps(config).encode())
+        except BrokenPipeError:
+            # It has ended already, and says why.
+            pass
+        fault = cluster._wait_ready(start_timeout)
     except BaseException:
         cluster.close()
         raise
+    if fault is not None:
+        cluster.close()
+        raise _not_started(fault, cluster._log.last_words(LAST_WORDS_S) if cluster._log is not None else "")
+    if cluster._log is not None:
+        cluster._log.hand_on()
     return cluster
+
+
+def _not_started(fault: str, said: str) -> EngineStartError:
+    """With the last words, unless the reason is all that they say."""
+    lines = said.splitlines()
+    if not fault:
+        fault = "the daemon ended before its engines were up"
+        fault += f": {lines[-1]}" if lines else ""
+    return EngineStartError(fault, said if len(lines) > 1 else "")
 
 
 class Cluster(NotCopied):
@@ -77,6 +101,7 @@ class Cluster(NotCopied):
     def __init__(self, process: subprocess.Popen[bytes], socket: Path) -> None:
         self.socket = socket
         self._process = process
+        self._log = ChildLog(process.stderr) if process.stderr is not None else None
         self._clients: list[Client] = []
 
     @property
@@ -108,7 +133,10 @@ class Cluster(NotCopied):
                 self._process.kill()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        return self._process.wait()
+        status = self._process.wait()
+        if self._log is not None:
+            self._log.join(LAST_WORDS_S)
+        return status
 
     def _stop(self) -> None:
         """At once: whoever ends a private daemon does not wait for clients of other processes."""
@@ -127,7 +155,8 @@ class Cluster(NotCopied):
     ) -> None:
         self.close()
 
-    def _wait_ready(self, timeout: float) -> None:
+    def _wait_ready(self, timeout: float) -> str | None:
+        """Why no engine is up, as far as somebody has said so; None if they are."""
         assert self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout, select.POLLIN)
@@ -135,15 +164,14 @@ class Cluster(NotCopied):
         line = b""
         while not line.endswith(b"\n"):
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise EngineStartError(f"the engines were not up within {timeout:g} s")
+                return f"the engines were not up within {timeout:g} s"
             data = os.read(self._process.stdout.fileno(), 4096)
             if not data:
-                raise EngineStartError(
-                    "the daemon ended before its engines were up; its messages are on standard error"
-                )
+                return ""
             line += data
         if line.startswith(b"failed "):
-            raise EngineStartError(f"no engine came up: {line[7:].decode(errors='replace').strip()}")
+            return f"no engine came up: {line[7:].decode(errors='replace').strip()}"
+        return None
 
 
 def _private_socket() -> Path:

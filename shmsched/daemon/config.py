@@ -84,7 +84,7 @@ class DaemonConfig:
     """Of all clients together. Beyond it those with more than their share are not read until a quarter of it has gone: what
     they submit meanwhile waits in them, each within its own limits."""
     max_clients: int = 1024
-    """Connections, those of engines and of ``status`` among them."""
+    """Connections, those of engines among them. A few more are for those who ask for status or a stop."""
     max_shared_memory: int = 16 << 30
     client: ClientLimits = ClientLimits()
     launcher_pid: int = 0
@@ -113,7 +113,8 @@ def read_config(path: Path) -> dict[str, Any]:
     and ``step_timeout``.
     """
     try:
-        document = tomllib.loads(path.read_text())
+        # Whatever the locale; some editors begin a file with a byte-order mark.
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as e:
         raise InvalidRequest(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

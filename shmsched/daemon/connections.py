@@ -18,6 +18,8 @@ from shmsched.wire.peer import Peer
 
 HELLO_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1
+RESERVED = 8
+"""Places beyond the most for those who ask for status or a stop."""
 REFUSE_AFTER_S = 1.0
 """How long those who connect wait for a descriptor before they are told that there is none."""
 _READS = 256
@@ -187,13 +189,25 @@ class Connections:
                 self.drop(connection, str(e), ErrorCode.PROTOCOL)
                 continue
             self._silent[connection] = None
-            if len(self._all) > self._most:
+            if len(self._all) > self._most + RESERVED:
                 # Whoever says nothing gives way to whoever may have something to say.
                 oldest = next(iter(self._silent))
-                self.drop(oldest, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
+                self._refuse(oldest)
                 if oldest is connection:
                     continue
             connection.hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
+
+    def _refuse(self, connection: Connection) -> None:
+        self.drop(connection, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
+
+    def _is_let_in(self, connection: Connection, hello: frames.Hello) -> bool:
+        """Beyond the most, only those who ask for status or a stop are. Those that have said nothing give way to others."""
+        while hello.role != frames.Role.CONTROL and len(self._all) > self._most:
+            oldest = next(iter(self._silent), connection)
+            self._refuse(oldest)
+            if oldest is connection:
+                return False
+        return True
 
     def _pause_accepting(self, cause: OSError) -> None:
         """No descriptors are left: what waits in the backlog would wake the loop again and again to no avail."""
@@ -283,8 +297,11 @@ class Connections:
                 connection.unhandled += arrived[i:]
                 break
             if connection.handler is None:
-                connection.handler = self._greet(connection, _checked(message))
+                hello = _checked(message)
                 self._silent.pop(connection, None)
+                if not self._is_let_in(connection, hello):
+                    return False
+                connection.handler = self._greet(connection, hello)
             else:
                 connection.handler.handle(message)
             if not connection.open:

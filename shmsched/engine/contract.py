@@ -49,8 +49,17 @@ class EngineInfo:
         for token in self.stop_tokens:
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequest(f"EngineInfo.stop_tokens has {token!r}; the vocabulary has {self.vocab_size}")
-        if not 0 < len(self.model.encode()) <= 255:
-            raise InvalidRequest(f"EngineInfo.model is {self.model!r}; it must be a name of 1 to 255 bytes")
+        if not 0 < len(self.model.encode(errors="replace")) <= 255 or not is_text(self.model):
+            raise InvalidRequest(f"EngineInfo.model is {self.model!r}; it must be a name of 1 to 255 bytes of UTF-8")
+
+
+def is_text(name: str) -> bool:
+    """It can be written as UTF-8: a name that came in another encoding cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Engine:

@@ -28,7 +28,7 @@ class Listener:
     def __init__(self, path: Path) -> None:
         check_path_length(str(path))
         self.path = path
-        check_directory(path.parent)
+        check_directory(path.parent, path)
         self._lock = SocketLock(path)
         self._waiting: deque[socket.socket] = deque()
         """Those that had connected to a socket whose name is gone."""
@@ -58,7 +58,7 @@ class Listener:
 
         Raises ShmschedError while it cannot be: somebody else has the path now, or the directory is gone.
         """
-        check_directory(self.path.parent)
+        check_directory(self.path.parent, self.path)
         self._lock.regain()
         if self._is_own():
             return False

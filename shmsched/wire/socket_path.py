@@ -89,15 +89,18 @@ def _where_from(path: Path) -> str:
     return f"{given}: set SHMSCHED_SOCKET to a path, or XDG_RUNTIME_DIR or TMPDIR to a directory of yours"
 
 
-def check_directory(directory: Path) -> None:
-    """The directory is ours and nobody else writes to it, or it is sticky, and nobody can put another socket in place."""
+def check_directory(directory: Path, path: Path | None = None) -> None:
+    """The directory is ours and nobody else writes to it, or it is sticky, and nobody can put another socket in place.
+
+    ``path``: the socket that it is for, so that an error can say what chose it.
+    """
     try:
         # A slip of the pen in a path that somebody chose must not leave directories.
         if not directory.exists() and any(directory == private for private, _ in _private_directories()):
             directory.mkdir(mode=0o700, exist_ok=True)
         info = directory.stat()
     except OSError as e:
-        advice = _where_from(directory / "default.sock")
+        advice = _where_from(path or directory / "default.sock")
         raise SocketPathError(
             f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another{advice}"
         ) from e

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -178,11 +179,18 @@ def switches(pid: int) -> int:
     return total
 
 
-def test_a_daemon_with_no_room_says_so_to_whoever_asks_after_it() -> None:
+def test_a_daemon_with_no_room_says_so_and_is_asked_and_stopped_all_the_same() -> None:
     with shmsched.launch("echo", max_clients=2) as cluster, cluster.client():
         for _ in range(20):
-            with (
-                pytest.raises(shmsched.Full, match="2 connections are open"),
-                shmsched.Control(cluster.socket) as control,
-            ):
-                control.status()
+            with pytest.raises(shmsched.Full, match="2 connections are open"):
+                shmsched.Client(socket=cluster.socket)
+            assert len(cluster.status()["clients"]) == 1
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+        for sock in silent:
+            sock.connect(str(cluster.socket))
+        with shmsched.Control(cluster.socket) as control:
+            assert control.status()["state"] == "running"
+            control.stop(drain_s=0.0)
+        assert cluster._process.wait(DEADLINE) == 0
+        for sock in silent:
+            sock.close()

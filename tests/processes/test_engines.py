@@ -204,7 +204,7 @@ def test_where_they_can_be_given_back_it_goes_on() -> None:
 def test_an_engine_that_does_not_start_ends_the_daemon_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(shmsched.EngineStartError, match="RuntimeError: no weights here"):
         shmsched.launch(f"{ENGINES}:Unstartable")
-    assert "RuntimeError: no weights here" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_engine_that_does_not_start_ends_the_daemon_with_its_reason(capfd: py
 def test_a_bad_spec_is_named(spec: str, named: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(shmsched.EngineStartError, match=named):
         shmsched.launch(spec)
-    assert named in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
 
 
 def test_an_engine_of_the_same_model_with_another_vocabulary_is_refused_in_words(cluster: shmsched.Cluster) -> None:
@@ -322,14 +322,13 @@ def test_an_engine_that_dies_again_and_again_is_given_up_and_everybody_is_told_w
             attached.kill()
 
 
-def test_an_engine_that_takes_too_long_to_start_is_killed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_takes_too_long_to_start_is_killed(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import time\nfrom shmsched.workers.echo import Echo\n\n\nclass Slow(Echo):\n"
         "    def start(self, limits):\n        time.sleep(600)\n"
     )
-    with pytest.raises(shmsched.EngineStartError):
+    with pytest.raises(shmsched.EngineStartError, match="did not start within 2 s"):
         shmsched.launch(f"{tmp_path}/slow.py:Slow", start_timeout_s=2.0)
-    assert "did not start within 2 s" in capfd.readouterr().err
 
 
 def test_an_engine_that_hangs_in_open_session_is_killed_too() -> None:

@@ -78,7 +78,9 @@ def _report(
         console.print("quick: few and short rounds; not to be judged by", style="yellow")
     try:
         if json_path is not None:
-            json_path.write_text(json.dumps(report.to_json(findings, measured_on, is_quick), indent=2) + "\n")
+            json_path.write_text(
+                json.dumps(report.to_json(findings, measured_on, is_quick), indent=2) + "\n", encoding="utf-8"
+            )
         if png_path is not None:
             plot.to_png(findings, png_path)
     except OSError as e:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,15 @@ def cache_directory(cache: str = "") -> Path:
     if cache:
         return Path(cache).expanduser().absolute()
     home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "shmsched"
+    if os.path.isabs(home):
+        return Path(home) / "shmsched"
+    try:
+        return Path.home() / ".cache" / "shmsched"
+    except RuntimeError:
+        raise EngineStartError(
+            f"user {os.geteuid()} has no home directory to keep the weights in: neither HOME nor an entry in the user database."
+            " Set XDG_CACHE_HOME or HOME, or name a directory with gemma's option cache="
+        ) from None
 
 
 def demo_file(directory: Path) -> Path:
@@ -52,7 +61,7 @@ def demo_file(directory: Path) -> Path:
 def checksum(path: Path, directory: Path) -> str:
     """The file's SHA-256, computed once and remembered for as long as the file's size, inode and time stay the same."""
     try:
-        record = json.loads(_record(path, directory).read_text())
+        record = json.loads(_record(path, directory).read_text(encoding="utf-8"))
         if record["file"] == _identity(path):
             return str(record["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -70,7 +79,8 @@ def replacing(target: Path, wanted: Callable[[], bool] = lambda: True) -> Iterat
     It is locked for as long as its writer lives; what a killed writer left is removed by the next one. If ``wanted``
     says at the end that it is not, because somebody else was faster, ``target`` stays as it is.
     """
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    # Not by the pid: a process in another container that shares the directory may have the same.
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent)
@@ -84,7 +94,8 @@ def replacing(target: Path, wanted: Callable[[], bool] = lambda: True) -> Iterat
                 temporary.unlink(missing_ok=True)
     except OSError as error:
         raise EngineStartError(
-            f"cannot write {target}: {error.strerror or error}; name another cache directory with gemma's option cache="
+            f"cannot write {target}: {error.strerror or error}; set XDG_CACHE_HOME to a directory that can be written, or name one"
+            " with gemma's option cache="
         ) from error
 
 
@@ -121,4 +132,6 @@ def _record(path: Path, directory: Path) -> Path:
 
 def _remember(path: Path, directory: Path, digest: str) -> None:
     with replacing(_record(path, directory)) as temporary:
-        temporary.write_text(json.dumps({"path": str(path), "file": _identity(path), "sha256": digest}))
+        temporary.write_text(
+            json.dumps({"path": str(path), "file": _identity(path), "sha256": digest}), encoding="utf-8"
+        )
