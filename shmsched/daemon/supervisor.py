@@ -18,7 +18,7 @@ from shmsched.daemon.endings import how_it_ended
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import READ, EventLoop, Timer
 from shmsched.daemon.strays import Mark
-from shmsched.engine.keeper import PID, STOP
+from shmsched.engine.leash import PID, STOP
 
 MOST_FAILURES = 5
 """Deaths in a row, with no batch completed in between, after which an engine is not started again."""

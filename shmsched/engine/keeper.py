@@ -1,6 +1,6 @@
 """``python -m shmsched.engine.keeper LEASH SPEC ...``: what the daemon spawns. An engine, and whatever it starts, ends as one.
 
-This process forks the engine's and stays its parent, small: nothing but the standard library is imported before. As a subreaper it
+This process forks the engine's and stays its parent, small: nothing but the standard library comes before. As a subreaper it
 is given every orphan of the engine's, however detached. When the engine ends, or the daemon lets go of its end of the socket LEASH
 (as it does when it dies), everything below this process is killed; then it ends itself, in the way in which the engine did. Only its
 own children are killed, which nobody else can reap: so no number of theirs can have become another process's.
@@ -8,20 +8,18 @@ own children are killed, which nobody else can reap: so no number of theirs can 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import select
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
-PID = struct.Struct("<I")
-"""What the engine's process says on the leash: its number."""
-STOP = b"T"
-"""What the daemon says on the leash to have the engine sent SIGTERM."""
+from shmsched.engine.leash import PID
+
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _MOST_S = 5.0
 """How long what was killed may take to be gone: what the kernel holds on to must not hold the daemon."""
@@ -34,9 +32,6 @@ def main() -> int:
     leash = int(sys.argv.pop(1))
     # Ignored, as a parent may have left it, the kernel would reap children by itself and tell nobody how they ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # Not above: the daemon reads PID here, and does without it.
-    import ctypes
-
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     keeper = os.getpid()
     engine = os.fork()
