@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import shmsched
 from shmsched.workers.echo import advance, answer
 
+from faults.watched import Record
 from processes.leftovers import wait_until
 
 VOCAB = 1000
@@ -52,16 +54,19 @@ def check_nobody_was_restarted(cluster: shmsched.Cluster, engine: int) -> None:
 @pytest.mark.parametrize(
     ("step_s", "engine_is_late"), [(0.8, False), (4.2, True)], ids=["together", "the engine a second after the daemon"]
 )
-def test_an_engine_is_not_killed_for_the_time_in_which_nobody_ran(step_s: float, engine_is_late: bool) -> None:
+def test_an_engine_is_not_killed_for_the_time_in_which_nobody_ran(
+    step_s: float, engine_is_late: bool, tmp_path: Path
+) -> None:
     """The step takes less than its time-out, for as long as anybody runs."""
+    record = Record(tmp_path)
     with (
-        shmsched.launch(f"echo?vocab={VOCAB}&step_us={step_s * 1e6:.0f}", step_timeout_s=STEP_TIMEOUT_S) as cluster,
+        shmsched.launch(f"{record.spec}?step_us={step_s * 1e6:.0f}", step_timeout_s=STEP_TIMEOUT_S) as cluster,
         cluster.client() as client,
         client.open_session() as session,
     ):
         engine = engine_of(cluster)["pid"]
         future = session.submit([7])
-        wait_until(lambda: running(cluster), "the step to run")
+        wait_until(record.started, "the step to run")
         began = time.monotonic()
         with stopped(engine):
             with stopped(cluster.pid):
