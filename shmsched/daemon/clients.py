@@ -15,6 +15,7 @@ from shmsched.daemon.memory_budget import MemoryBudget
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.sessions import Sessions
 from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
+from shmsched.limits import no_thread
 from shmsched.memory.layouts import ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
@@ -43,7 +44,10 @@ class Clients:
         self._engines = engines
         self._has_news = has_news
         self._to_allocate: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._allocate_all, name="shmsched-allocate", daemon=True).start()
+        try:
+            threading.Thread(target=self._allocate_all, name="shmsched-allocate", daemon=True).start()
+        except RuntimeError as e:
+            raise no_thread("making clients' arenas", e) from e
 
     def welcome(self, peer: Peer, number: int) -> ClientLink:
         """Give a new client its segment, and tell it of the models.

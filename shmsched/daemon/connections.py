@@ -227,8 +227,12 @@ class Connections:
         self._loop.call_at(now + ACCEPT_PAUSE_S, self._accept_again)
 
     def _accept_again(self) -> None:
-        self._accepting = True
-        self._loop.watch(self._listener.sock.fileno(), READ, self._accept)
+        try:
+            self._loop.watch(self._listener.sock.fileno(), READ, self._accept)
+            self._accepting = True
+        except OSError:
+            # The kernel has no memory for it now.
+            self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
 
     def listen_anew(self) -> None:
         """The listener's socket is another one, under its old number."""

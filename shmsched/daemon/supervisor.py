@@ -19,11 +19,15 @@ from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import READ, EventLoop, Timer
 from shmsched.daemon.strays import Mark
 from shmsched.engine.leash import PID, STOP
+from shmsched.limits import is_shortage, lacking, no_thread
 
 MOST_FAILURES = 5
 """Deaths in a row, with no batch completed in between, after which an engine is not started again."""
 FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 30.0
+LONGEST_SHORTAGE_BACKOFF_S = 2.0
+FIRST_PATIENCE_S = 10.0
+"""For how long the first start of an engine is tried where the system has no room for a process: then whoever waits is told."""
 LAST_WORD_S = 0.05
 """How long the last word of an engine that ended before it attached may take to be read."""
 
@@ -66,6 +70,9 @@ class Worker:
     reason: str = ""
     """Why its engine did not start, in the engine's own words."""
     last_exit: str = ""
+    shortages: int = 0
+    """How often in a row it could not be started because the system lacked something, which tells nothing of the engine."""
+    short_since: float = 0.0
     started: float = 0.0
     start_timer: Timer | None = None
     """Until this incarnation's engine has started, or has ended: kept any longer, it would keep the process's object as well."""
@@ -126,7 +133,10 @@ class Supervisor:
         ]
         # One thread for the daemon's whole life: a child's parent-death signal is tied to the thread that made it.
         self._to_spawn: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        threading.Thread(target=self._spawn_all, name="shmsched-spawn", daemon=True).start()
+        try:
+            threading.Thread(target=self._spawn_all, name="shmsched-spawn", daemon=True).start()
+        except RuntimeError as e:
+            raise no_thread("starting engines", e) from e
 
     def start(self) -> None:
         for worker in self.workers:
@@ -174,6 +184,7 @@ class Supervisor:
 
     def is_ready(self, worker: Worker) -> None:
         worker.ready = worker.was_ready = True
+        worker.shortages = 0
         self._expect_no_more(worker)
 
     def kill(self, worker: Worker) -> None:
@@ -187,6 +198,8 @@ class Supervisor:
         if worker.pidfd >= 0:
             # Whoever has stopped the keeper must not keep the engine alive.
             signal.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
+        elif worker.process is not None:
+            worker.process.send_signal(signal.SIGCONT)
 
     def give_up(self, worker: Worker, reason: str) -> None:
         """End the worker's process at once, and start no other one."""
@@ -224,9 +237,10 @@ class Supervisor:
             worker = self._to_spawn.get()
             try:
                 process, leash = self._spawn(worker)
-            except (OSError, ValueError) as e:
-                message = f"cannot run {worker.python}: {e}"
-                self._loop.post(lambda w=worker, m=message: self._not_spawned(w, m))  # type: ignore[misc]
+            except Exception as e:
+                short = is_shortage(e)
+                message = f"cannot run {worker.python}: {lacking(e) if short else e}"
+                self._loop.post(lambda w=worker, m=message, s=short: self._not_spawned(w, m, s))  # type: ignore[misc]
                 continue
             self._loop.post(lambda w=worker, p=process, s=leash: self._spawned(w, p, s))  # type: ignore[misc]
 
@@ -253,27 +267,55 @@ class Supervisor:
             theirs.close()
         return process, leash
 
-    def _not_spawned(self, worker: Worker, message: str) -> None:
+    def _not_spawned(self, worker: Worker, message: str, short: bool) -> None:
         self._to_come -= 1
         worker.last_exit = message
-        worker.state = WorkerState.GIVEN_UP
+        if short and not self._ending and self._try_again(worker, message):
+            return
+        worker.state = WorkerState.ENDED if self._ending else WorkerState.GIVEN_UP
         self._log(f"engine {worker.spec} did not start: {message}")
         self._died(worker)
         self._check_ended()
 
+    def _try_again(self, worker: Worker, why: str) -> bool:
+        """The system lacks something that it may have in a moment. False where whoever waits for the first start is to be told."""
+        now = self._loop.clock.now()
+        if not worker.shortages:
+            worker.short_since = now
+        if not worker.was_ready and now >= worker.short_since + FIRST_PATIENCE_S:
+            return False
+        delay = min(LONGEST_SHORTAGE_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(worker.shortages, 8))
+        worker.shortages += 1
+        worker.state = WorkerState.WAITING
+        self._log(f"engine {worker.spec} cannot be started for now, and is tried again in {delay:g} s: {why}")
+        self._loop.call_later(delay, lambda: self._restart(worker))
+        return True
+
     def _spawned(self, worker: Worker, process: subprocess.Popen[bytes], leash: socket.socket) -> None:
         self._to_come -= 1
+        worker.reason = ""
         worker.process = process
         worker.leash, worker._pid, worker.killed = leash, 0, False
         worker.started = self._loop.clock.now()
         worker.ready = False
         limit = self._config.start_timeout_s
         worker.start_timer = self._loop.call_later(limit, lambda: self._expect_ready(worker, process, limit))
-        worker.pidfd = os.pidfd_open(process.pid)
-        self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
+        self._watch_process(worker, process)
         if self._ending:
             self.kill(worker)
         self.reap()
+
+    def _watch_process(self, worker: Worker, process: subprocess.Popen[bytes]) -> None:
+        try:
+            worker.pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            # No descriptor for now. It is our child: whether it has ended can be asked.
+            if process.poll() is None:
+                self._loop.call_later(FIRST_BACKOFF_S, lambda: self._watch_process(worker, process))
+            else:
+                self._exited(worker)
+            return
+        self._loop.watch(worker.pidfd, READ, lambda _: self._exited(worker))
 
     def _expect_ready(self, worker: Worker, process: subprocess.Popen[bytes], limit: float) -> None:
         if worker.process is process and not worker.ready:
@@ -288,9 +330,10 @@ class Supervisor:
     def _exited(self, worker: Worker) -> None:
         assert worker.process is not None
         self._expect_no_more(worker)
-        self._loop.unwatch(worker.pidfd)
-        os.close(worker.pidfd)
-        worker.pidfd = -1
+        if worker.pidfd >= 0:
+            self._loop.unwatch(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = -1
         if worker.link is None and not worker.reason:
             # It may have said why, on a connection that is not accepted yet.
             self._loop.call_later(LAST_WORD_S, lambda: self._bury(worker))
@@ -307,6 +350,12 @@ class Supervisor:
             # It may have been the keeper itself that somebody killed.
             worker.mark.kill_all()
         self.reap()
+        if worker.was_ready and not worker.ready and not self._ending and self._was_short(worker, status):
+            worker.restarts += 1
+            self._try_again(worker, worker.reason or worker.last_exit)
+            self._died(worker)
+            worker.link = None
+            return
         completed = worker.link is not None and worker.link.record.steps > 0
         worker.failures = 1 if completed else worker.failures + 1
         if self._ending:
@@ -328,6 +377,13 @@ class Supervisor:
         self._died(worker)
         worker.link = None
         self._check_ended()
+
+    def _was_short(self, worker: Worker, status: int) -> bool:
+        """Whether what ended an engine before it was ready was none of its own: it has said so, or did not get as far as saying
+        anything, where it once did."""
+        if worker.state is WorkerState.GIVEN_UP:
+            return False
+        return status == os.EX_TEMPFAIL or (status > 0 and worker.link is None and not worker.reason)
 
     def _restart(self, worker: Worker) -> None:
         if not self._ending:

@@ -14,6 +14,7 @@ from shmsched.engine.spec import EngineImportError, EngineSpec
 from shmsched.engine.stop_requests import StopRequested, StopRequests
 from shmsched.engine.traces import in_one_line, say_own
 from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
+from shmsched.limits import is_shortage
 from shmsched.surroundings import settle_in, speak_to_nobody_in_particular
 from shmsched.wire.frames import Role, StartFailed
 from shmsched.wire.link import Link
@@ -48,9 +49,9 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
     except ShmschedError as e:
         if parent and isinstance(e, EngineStartError):
             # The daemon that spawned it was told, and says so: once is enough.
-            return 1
+            return os.EX_TEMPFAIL if is_shortage(e) else 1
         print(f"shmsched engine {spec} (pid {os.getpid()}): {' '.join(str(e).split())}", file=sys.stderr, flush=True)
-        return 1
+        return os.EX_TEMPFAIL if parent and is_shortage(e) else 1
     return 130 if requests.number == signal.SIGINT else 0
 
 

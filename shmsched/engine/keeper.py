@@ -34,7 +34,11 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     keeper = os.getpid()
-    engine = os.fork()
+    try:
+        engine = os.fork()
+    except OSError:
+        # The daemon tries again, and says so.
+        os._exit(os.EX_TEMPFAIL)
     if engine:
         _keep(engine, leash)
     os.setsid()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,35 +18,12 @@ from cli.commands import running
 import shmsched
 from shmsched.workers.echo import advance, answer
 
+from faults.limits import address_space, limited, no_further_process, with_descriptors_left
 from processes.leftovers import wait_until
 
 VOCAB = 1000
 DEADLINE = 30.0
 ARENA = 64 << 20
-
-
-@contextmanager
-def limited(pid: int, limit: int, most: int) -> Iterator[None]:
-    """The process is allowed ``most`` until the end of the block."""
-    soft, hard = resource.prlimit(pid, limit)
-    resource.prlimit(pid, limit, (most, hard))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, limit, (soft, hard))
-
-
-def with_descriptors_left(pid: int, n: int) -> int:
-    """The limit that leaves the process ``n`` descriptors."""
-    listed = list(Path(f"/proc/{pid}/fd").iterdir())
-    # Our own listing is over by now.
-    used = {int(path.name) for path in listed if path.is_symlink()}
-    free = [fd for fd in range(max(used) + n + 2) if fd not in used]
-    return free[n]
-
-
-def address_space(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 @contextmanager
@@ -237,3 +216,68 @@ def test_a_daemon_without_address_space_refuses_clients_in_words_and_goes_on() -
         other.raw(1)
         with cluster.client() as client:
             Checked(client).raw(1)
+
+
+@pytest.mark.parametrize("what", ["descriptors", "processes"])
+def test_an_engine_that_cannot_be_started_again_for_now_is_started_once_it_can(
+    what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with shmsched.launch(f"echo?vocab={VOCAB}") as cluster, cluster.client() as client:
+        Checked(client).raw(1)
+        engine = cluster.status()["engines"][0]["pid"]
+        lack = (
+            limited(cluster.pid, resource.RLIMIT_NOFILE, 3)  # what the dead engine gives back is not enough either
+            if what == "descriptors"
+            else no_further_process(cluster.pid)
+        )
+        with lack:
+            os.kill(engine, signal.SIGKILL)
+            said = ""
+            deadline = time.monotonic() + DEADLINE
+            while said.count("cannot be started for now") < 3:
+                assert time.monotonic() < deadline, f"waited in vain for it to be tried again: {said}"
+                time.sleep(0.05)
+                said += capfd.readouterr().err
+        wanted = "descriptors that process" if what == "descriptors" else "no further process or thread"
+        assert wanted in said
+        with client.open_session(timeout=DEADLINE):
+            pass
+        Checked(client).raw(2)
+        (worker,) = cluster.status()["workers"]
+        assert worker["state"] == "attached"
+
+
+def test_an_engine_that_finds_too_little_as_it_starts_again_is_not_given_up(tmp_path: Path) -> None:
+    """More often than five times in a row, which ends one that dies of itself."""
+    program = tmp_path / "short.py"
+    program.write_text(SHORT)
+    with shmsched.launch(f"{program}:Short?path={tmp_path}") as cluster, cluster.client() as client:
+        (tmp_path / "lack").touch()
+        os.kill(cluster.status()["engines"][0]["pid"], signal.SIGKILL)
+        wait_until(
+            lambda: (tmp_path / "tries").exists() and len((tmp_path / "tries").read_text()) >= 6,
+            "six tries to start",
+            DEADLINE,
+        )
+        assert [w["state"] for w in cluster.status()["workers"]] != ["given up"]
+        (tmp_path / "lack").unlink()
+        with client.open_session(timeout=DEADLINE) as session:
+            assert session.submit([1]).result(DEADLINE).tokens.size == 1
+
+
+SHORT = """
+import errno, os, pathlib
+from shmsched.workers.echo import Echo
+
+class Short(Echo):
+    def __init__(self, *, path: str) -> None:
+        super().__init__(vocab=1000)
+        self.path = pathlib.Path(path)
+
+    def start(self, limits):
+        if (self.path / "lack").exists():
+            with (self.path / "tries").open("a") as tries:
+                tries.write(".")
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        super().start(limits)
+"""

@@ -38,6 +38,7 @@ KNOWN = (
     _known(_ENGINE + r"ended; a child of its keeps its connection open$"),
     # Whether it is started again, the run's verdict says.
     _known(r"shmsched: engine .+? did not start: ", *SHORTAGES, each=8),
+    _known(r"shmsched: engine .+? cannot be started for now, and is tried again in ", *SHORTAGES, each=20),
     _known(r"shmsched: engine .+?: it died \d+ times "),
     _known(r"shmsched: the engine with pid \d+ did not start: "),
     _known(r"shmsched: client (?:pid \d+|in another PID namespace) is disconnected after \S+ s behind: ", Fault.STOP_CLIENT),
