@@ -21,7 +21,8 @@ from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, ClientState, Greeting, MakeSession, Opening
 from shmsched.client.submission import LAST, Submission, continued, waiting_until
-from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, Unsupported, UsedAfterFork
+from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, SystemLimit, Unsupported, UsedAfterFork
+from shmsched.limits import is_no_thread, lacking, no_thread
 from shmsched.memory.segment import Segment
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.steps import Request, Tokens
@@ -55,13 +56,18 @@ class Client(ClientCore):
         link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
             state = _shake_hands(link, path)
-            self._receiver = Receiver(link, state, _session_maker(self))
-        except BaseException:
+            receiver = Receiver(link, state, _session_maker(self))
+            receiver.start()
+        except BaseException as e:
             link.close()
+            if is_no_thread(e):
+                raise no_thread("a client", e) from e
+            if isinstance(e, MemoryError):
+                raise SystemLimit(f"there is no memory for a client: {lacking(e)}") from e
             raise
+        self._receiver = receiver
         self._greeted(link, state)
         self._room = threading.Condition(self._channel.lock)
-        self._receiver.start()
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 

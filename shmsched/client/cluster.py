@@ -16,7 +16,8 @@ from typing import Any
 from shmsched.client.child_log import ChildLog
 from shmsched.client.client import Client
 from shmsched.client.control import Control
-from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError
+from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError, SystemLimit
+from shmsched.limits import is_shortage, lacking
 from shmsched.not_copied import NotCopied
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.surroundings import UTF_8
@@ -57,14 +58,19 @@ def launch(
         "launcher_pid": os.getpid(),
         **settings,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "shmsched.daemon"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if stderr is None else stderr,
-        env={**os.environ, **UTF_8},
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "shmsched.daemon"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if stderr is None else stderr,
+            env={**os.environ, **UTF_8},
+            start_new_session=True,
+        )
+    except OSError as e:
+        if not is_shortage(e):
+            raise
+        raise SystemLimit(f"the daemon's process cannot be started: {lacking(e)}") from e
     cluster = Cluster(process, Path(config["socket"]))
     try:
         assert process.stdin is not None

@@ -23,7 +23,7 @@ from shmsched.errors import (
     ShmschedError,
     SystemLimit,
 )
-from shmsched.limits import is_shortage, lacking
+from shmsched.limits import is_no_thread, is_shortage, lacking
 from shmsched.wire.codec import pack, unpack
 from shmsched.wire.credentials import credentials, name_of, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
@@ -173,13 +173,28 @@ class Link:
                 del self._outbound[: self._sock.send(self._outbound, _DONTWAIT)]
         except BlockingIOError:
             if self.on_outbound is None:
-                self._flusher = threading.Thread(target=self._flush, name="shmsched-sender", daemon=True)
-                self._flusher.start()
+                self._leave_to_flusher()
             return False
         except OSError as e:
             self._outbound.clear()
             raise self._gone(e) from e
         return True
+
+    def _leave_to_flusher(self) -> None:
+        self._flusher = threading.Thread(target=self._flush, name="shmsched-sender", daemon=True)
+        try:
+            self._flusher.start()
+        except RuntimeError as e:
+            self._flusher = None
+            if not is_no_thread(e):
+                raise
+            # Then the caller waits for the scheduler after all.
+            try:
+                while self._outbound:
+                    del self._outbound[: self._sock.send(self._outbound[:READ_SIZE])]
+            except OSError as gone:
+                self._outbound.clear()
+                raise self._gone(gone) from gone
 
     def _gone(self, cause: OSError) -> SchedulerDied:
         return SchedulerDied(f"the connection to the scheduler ({name_of(self.peer_pid)}) is gone: {cause}")
