@@ -348,7 +348,8 @@ class Supervisor:
         worker.let_go()
         if status == -signal.SIGKILL:
             # It may have been the keeper itself that somebody killed.
-            worker.mark.kill_all()
+            self._kill_strays(worker.mark)
+            worker.mark = Mark()
         self.reap()
         if worker.was_ready and not worker.ready and not self._ending and self._was_short(worker, status):
             worker.restarts += 1
@@ -377,6 +378,13 @@ class Supervisor:
         self._died(worker)
         worker.link = None
         self._check_ended()
+
+    def _kill_strays(self, mark: Mark) -> None:
+        try:
+            mark.kill_all()
+        except OSError:
+            # To look for them takes a descriptor.
+            self._loop.call_later(FIRST_BACKOFF_S, lambda: self._kill_strays(mark))
 
     def _was_short(self, worker: Worker, status: int) -> bool:
         """Whether what ended an engine before it was ready was none of its own: it has said so, or did not get as far as saying

@@ -247,6 +247,7 @@ def test_an_engine_that_cannot_be_started_again_for_now_is_started_once_it_can(
         assert worker["state"] == "attached"
 
 
+@pytest.mark.prints("Cannot allocate memory", r"short\.py.* did not start:")
 def test_an_engine_that_finds_too_little_as_it_starts_again_is_not_given_up(tmp_path: Path) -> None:
     """More often than five times in a row, which ends one that dies of itself."""
     program = tmp_path / "short.py"
