@@ -17,7 +17,7 @@ from shmsched.client.child_log import ChildLog
 from shmsched.client.client import Client
 from shmsched.client.control import Control
 from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError, SystemLimit
-from shmsched.limits import is_shortage, lacking
+from shmsched.limits import is_shortage, lacking, no_thread
 from shmsched.not_copied import NotCopied
 from shmsched.scheduling.params import SchedulerParams
 from shmsched.surroundings import UTF_8
@@ -71,7 +71,12 @@ def launch(
         if not is_shortage(e):
             raise
         raise SystemLimit(f"the daemon's process cannot be started: {lacking(e)}") from e
-    cluster = Cluster(process, Path(config["socket"]))
+    try:
+        cluster = Cluster(process, Path(config["socket"]))
+    except RuntimeError as e:
+        with process:
+            process.kill()
+        raise no_thread("reading what a daemon says", e) from e
     try:
         assert process.stdin is not None
         try:
