@@ -129,6 +129,10 @@ class EngineStartError(ShmschedError):
         self.said = said
 
 
+class EngineOptionError(EngineStartError, InvalidRequest):
+    """An option of an engine has a value that it cannot have."""
+
+
 class EngineFaulty(ShmschedError):
     """An engine wrote where it must not, and is not used any more."""
 

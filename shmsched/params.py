@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral, Real
 
+from shmsched.arguments import shown
 from shmsched.errors import InvalidRequest
 
 MAX_SEED = 2**64 - 1
@@ -46,14 +47,16 @@ class SamplingParams:
         # A frame carries temperature and top_p as float32: what it cannot hold must not show only once a step is under way.
         if not _is_number(self.temperature) or not 0.0 <= self.temperature <= MAX_TEMPERATURE:
             raise InvalidRequest(
-                f"temperature is {self.temperature!r}; it must be a number from 0 to {MAX_TEMPERATURE:g}"
+                f"temperature is {shown(self.temperature)}; it must be a number from 0 to {MAX_TEMPERATURE:g}"
             )
         if not _is_number(self.top_p) or not LEAST_TOP_P <= self.top_p <= 1.0:
-            raise InvalidRequest(f"top_p is {self.top_p!r}; it must be over 0 (at least {LEAST_TOP_P:g}) and at most 1")
+            raise InvalidRequest(
+                f"top_p is {shown(self.top_p)}; it must be over 0 (at least {LEAST_TOP_P:g}) and at most 1"
+            )
         if not _is_whole(self.top_k) or not 0 <= self.top_k < 2**31:
-            raise InvalidRequest(f"top_k is {self.top_k!r}; it must be a whole number from 0 (off) to 2**31 - 1")
+            raise InvalidRequest(f"top_k is {shown(self.top_k)}; it must be a whole number from 0 (off) to 2**31 - 1")
         if self.seed is not None and not (_is_whole(self.seed) and 0 <= self.seed <= MAX_SEED):
-            raise InvalidRequest(f"seed is {self.seed!r}; it must be from 0 to 2**64 - 1, or None")
+            raise InvalidRequest(f"seed is {shown(self.seed)}; it must be from 0 to 2**64 - 1, or None")
 
 
 def _is_number(value: object) -> bool:

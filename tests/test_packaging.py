@@ -19,7 +19,7 @@ LINKS = {"workers", "tools"}
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
     {"errors", "lazy_names", "limits", "not_copied", "saying", "surroundings"},
-    {"params", "futures"},
+    {"arguments", "params", "futures"},
     {"steps"},
     {"scheduling"},
     {"memory"},

@@ -12,11 +12,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from shmsched.arguments import LONGEST_S
 from shmsched.engine import BatchView, Engine, EngineInfo
+from shmsched.engine.options import number, whole
 
 MULTIPLIER = 6364136223846793005
 MASK = 2**64 - 1
 PEAK = 131072.0
+MOST_VOCAB = 2**24
+"""Rows of logits of more would take 64 MB each, and two of them are kept."""
 
 
 def advance(h: int, tokens: Iterable[int]) -> int:
@@ -45,6 +49,11 @@ class Echo(Engine):
         max_session_tokens: int = 131072,
         model: str = "echo",
     ) -> None:
+        vocab = whole("echo", "vocab", vocab, 1, MOST_VOCAB)
+        max_sessions = whole("echo", "max_sessions", max_sessions, 1, 2**31 - 1)
+        max_session_tokens = whole("echo", "max_session_tokens", max_session_tokens, 1, 2**31 - 1)
+        step_us = number("echo", "step_us", step_us, 0, LONGEST_S * 1e6)
+        token_us = number("echo", "token_us", token_us, 0, LONGEST_S * 1e6)
         self.info = EngineInfo(
             model=model, vocab_size=vocab, max_sessions=max_sessions, max_session_tokens=max_session_tokens
         )

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+from shmsched.engine.options import whole
 from shmsched.engine.taken import TakenSteps, runnable
 from shmsched.errors import EngineStartError
 
@@ -44,15 +45,17 @@ class TorchCausalLM(Engine):
         max_session_tokens: int = 4096,
         dtype: str = "auto",
         device: str = "cpu",
-        threads: int = 0,
+        threads: int | None = None,
     ) -> None:
         self._path = Path(path).expanduser().absolute()
         if not (self._path / "config.json").is_file():
             raise EngineStartError(f"torch: {self._path} has no config.json; name a directory made by save_pretrained")
         if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise EngineStartError(f"torch: dtype is {dtype!r}; it must be auto or a type of torch's, such as bfloat16")
-        if threads < 0:
-            raise EngineStartError(f"torch: threads is {threads}; it cannot be negative")
+        whole("torch", "max_sessions", max_sessions, 1, 2**31 - 1)
+        whole("torch", "max_session_tokens", max_session_tokens, 1, 2**31 - 1)
+        if threads is not None:
+            whole("torch", "threads", threads, 1, 2**16, where="(leave it out for torch's own choice)")
         self._dtype, self._device, self._threads = dtype, device, threads
         config = AutoConfig.from_pretrained(self._path, local_files_only=True).get_text_config()
         if any(
@@ -70,7 +73,7 @@ class TorchCausalLM(Engine):
         self._lengths: dict[int, int] = {}
 
     def start(self, limits: Limits) -> None:
-        if self._threads:
+        if self._threads is not None:
             torch.set_num_threads(self._threads)
         logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(self._path, local_files_only=True, dtype=self._dtype)

@@ -7,6 +7,8 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
+from shmsched.arguments import flag, number, path, seconds
+from shmsched.arguments import text as text_of
 from shmsched.client.async_greeting import greeted
 from shmsched.client.async_replies import AsyncReply
 from shmsched.client.async_session import AsyncSession, OpeningSession
@@ -45,8 +47,8 @@ class AsyncClient(AsyncSubmitting):
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
         super().__init__(arena_bytes)
-        self._path = os.fspath(socket or default_socket())
-        self._wait = wait
+        self._path = str(default_socket()) if socket is None else path("socket", socket)
+        self._wait = number("wait", wait, 0, float("inf"))
         self._flush_due = False
 
     async def connect(self) -> AsyncClient:
@@ -93,6 +95,7 @@ class AsyncClient(AsyncSubmitting):
     ) -> AsyncSession:
         self._check_here()
         self._check_usable()
+        timeout = seconds("timeout", timeout)
         answer: asyncio.Future[AsyncSession] = asyncio.get_running_loop().create_future()
         number = self._ask_for_session(answer, model, options, seed, block, timeout)
         return await self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
@@ -121,6 +124,7 @@ class AsyncClient(AsyncSubmitting):
         self, parent: AsyncSession, upto: int | None, seed: int | None, block: bool, timeout: float | None
     ) -> AsyncSession:
         self._check_here()
+        timeout, block = seconds("timeout", timeout), flag("block", block)
         length = self._fork_length(parent, upto)
         try:
             async with asyncio.timeout(timeout):
@@ -180,6 +184,7 @@ class AsyncClient(AsyncSubmitting):
     ) -> AsyncIterator[str]:
         """The text that ``model`` goes on with after ``prompt``, as ``Client.generate_text`` gives it."""
         self._check_here()
+        text_of("prompt", prompt)
         return self._generate_text(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
 
     async def _generate_text(

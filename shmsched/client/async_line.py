@@ -6,6 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections import deque
 
+from shmsched.arguments import flag, seconds
 from shmsched.client.async_replies import AsyncStream
 from shmsched.client.leases import ClientArena
 from shmsched.client.one_loop import InOneLoop
@@ -71,6 +72,7 @@ class SubmissionLine(InOneLoop):
 
         Raises Full where waiting is not wanted, and why it can never be submitted.
         """
+        block, timeout = flag("block", block), seconds("block_timeout", timeout)
         lacking: str | None = BEHIND
         if not self._line:
             lacking = self._try(submission, reply)

@@ -13,6 +13,7 @@ from shmsched.client.generation import Drafter, EngineDraft, LogitsProcessor
 from shmsched.client.generation.async_generation import AsyncGeneration
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
+from shmsched.client.submission import checked_deadline
 from shmsched.not_copied import NotCopied
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.steps import Response, Tokens
@@ -93,6 +94,8 @@ class AsyncSession(SessionCore):
         Arguments and errors are those of ``Session.generate``. It begins with the first token asked for.
         """
         self._client._check_here()
+        if deadline is not None:
+            deadline = checked_deadline(deadline)
         self._client._settle(self)
         begun = start(
             self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation

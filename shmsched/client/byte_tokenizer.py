@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shmsched.arguments import text as checked
 from shmsched.steps import Tokens
 
 
@@ -11,7 +12,7 @@ class ByteTokenizer:
     stop_tokens: tuple[int, ...] = ()
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
-        return list(text.encode())
+        return list(checked("text", text).encode())
 
     def decode(self, tokens: Tokens) -> str:
         return bytes(t if t < 256 else 0xFF for t in map(int, tokens)).decode(errors="replace")

@@ -11,6 +11,8 @@ from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from shmsched.arguments import flag, number, seconds, shown, text, whole
+from shmsched.arguments import path as path_of
 from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.core import BLOCK_TIMEOUT_S, ClientCore
 from shmsched.client.futures import StepFuture, WaitingStream
@@ -21,10 +23,18 @@ from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, ClientState, Greeting, MakeSession, Opening
 from shmsched.client.submission import LAST, Submission, continued, waiting_until
-from shmsched.errors import Full, SchedulerDied, SchedulerUnreachable, SystemLimit, Unsupported, UsedAfterFork
+from shmsched.errors import (
+    Full,
+    InvalidRequest,
+    SchedulerDied,
+    SchedulerUnreachable,
+    SystemLimit,
+    Unsupported,
+    UsedAfterFork,
+)
 from shmsched.limits import is_no_thread, lacking, no_thread
 from shmsched.memory.segment import Segment
-from shmsched.params import GREEDY, OutputRows, SamplingParams
+from shmsched.params import GREEDY, OutputRows, RequestParams, SamplingParams
 from shmsched.steps import Request, Tokens
 from shmsched.wire import frames
 from shmsched.wire.link import Link
@@ -52,7 +62,8 @@ class Client(ClientCore):
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
         super().__init__(arena_bytes)
-        path = self._path = os.fspath(socket or default_socket())
+        path = self._path = str(default_socket()) if socket is None else path_of("socket", socket)
+        wait = number("wait", wait, 0, float("inf"))
         link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
             state = _shake_hands(link, path)
@@ -88,6 +99,7 @@ class Client(ClientCore):
         """
         self._check_usable()
         self._receiver.refuse_in_callback("open a session")
+        timeout = seconds("timeout", timeout)
         answer: Future[Session] = Future()
         number = self._ask_for_session(answer, model, options, seed, block, timeout)
         return self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
@@ -110,6 +122,7 @@ class Client(ClientCore):
         raise self._no_slot(what, timeout, said)
 
     def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
+        timeout, block = seconds("timeout", timeout), flag("block", block)
         length = self._fork_length(parent, upto)
         self._receiver.refuse_in_callback("fork a session")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -168,6 +181,7 @@ class Client(ClientCore):
         ``Session.generate``; it holds for the wait for a slot too. Raises what ``open_session`` and ``Session.generate`` raise,
         Unsupported for a model without a tokenizer, as it begins.
         """
+        text("prompt", prompt)
         with waiting_until(deadline) as timeout:
             session = self.open_session(model=model, options=options, seed=seed, timeout=timeout)
         with session:
@@ -192,7 +206,12 @@ class Client(ClientCore):
         request id is outstanding or the step can never run, and what ``Session.submit`` raises.
         """
         self._check_usable()
-        reference = self._state.sessions.get(request.session_id)
+        if not isinstance(request, Request):
+            raise InvalidRequest(f"request is {shown(request)}; a Request is wanted")
+        if not isinstance(request.params, RequestParams):
+            raise InvalidRequest(f"params is {shown(request.params)}; a RequestParams is wanted")
+        whole("request_id", request.request_id, 0, 2**63 - 1)
+        reference = self._state.sessions.get(whole("session_id", request.session_id, 0, 2**63 - 1))
         session = None if reference is None else reference()
         if session is None:
             raise closed_error(request.session_id)
@@ -249,7 +268,7 @@ class Client(ClientCore):
     def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
         """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is
         true then."""
-        deadline, channel = None, self._channel
+        deadline, channel, block, timeout = None, self._channel, flag("block", block), seconds("block_timeout", timeout)
         with channel.lock:
             while (lacking := channel.place(submission)) is not None or (submission.raw_rows and channel.arena is None):
                 if lacking is None:

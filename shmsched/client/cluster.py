@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shmsched.arguments import LONGEST_S, number, text, whole
 from shmsched.client.child_log import ChildLog
 from shmsched.client.client import Client
 from shmsched.client.control import Control
-from shmsched.errors import EngineStartError, InvalidRequest, ShmschedError, SystemLimit
+from shmsched.errors import EngineStartError, ShmschedError, SystemLimit
 from shmsched.limits import is_shortage, lacking, no_thread
 from shmsched.not_copied import NotCopied
 from shmsched.scheduling.params import SchedulerParams
@@ -45,8 +46,12 @@ def launch(
     none comes up, it ends the message of the EngineStartError that is raised. With ``stderr`` it goes to that descriptor, which
     they inherit, from the beginning.
     """
-    if engines < 1:
-        raise InvalidRequest(f"engines is {engines}; it must be 1 or more. For no engine at all, name no spec")
+    for spec in specs:
+        text("spec", spec)
+    engines = whole("engines", engines, 1, 2**16, where="(for no engine at all, name no spec)")
+    start_timeout = number("start_timeout", start_timeout, 0, LONGEST_S)
+    for name, value in settings.items():
+        settings[name] = number(name, value, 0, 2**63) if isinstance(value, float) else whole(name, value, 0, 2**63)
     params = SchedulerParams(max_decode_sequences, max_prefill_chunk_size)
     config = {
         "socket": str(_private_socket()),

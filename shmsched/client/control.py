@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+from shmsched.arguments import LONGEST_S, number, path, waiting, whole
 from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, error_of
 from shmsched.not_copied import NotCopied
 from shmsched.wire import frames
@@ -21,22 +22,26 @@ class Control(NotCopied):
     """A control connection, for one question after the other. Not thread-safe."""
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, wait: float = 0.0) -> None:
-        self._link = Link.connect(socket or default_socket(), frames.Role.CONTROL, wait)
+        where = str(default_socket()) if socket is None else path("socket", socket)
+        self._link = Link.connect(where, frames.Role.CONTROL, number("wait", wait, 0, float("inf")))
         self.daemon_pid = self._link.peer_pid
 
     def status(self, *, batches: int = 0) -> dict[str, Any]:
         """The daemon's status document; ``batches``: how many of each engine's last batches to include (at most 256)."""
+        batches = whole("batches", batches, 0, 2**31 - 1)
         answer: dict[str, Any] = json.loads(self._ask(frames.AskStatus(batches), frames.Status).document)
         return answer
 
     def stop(self, *, drain_s: float | None = None) -> float:
         """Tell the daemon to stop; a second time, at once. Returns how long it lets open sessions go on, in seconds."""
-        drain: float = self._ask(frames.Stop(-1.0 if drain_s is None else drain_s), frames.Stopping).drain_s
+        wait = -1.0 if drain_s is None else number("drain_s", drain_s, 0, LONGEST_S, where="or None")
+        drain: float = self._ask(frames.Stop(wait), frames.Stopping).drain_s
         return drain
 
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the daemon has ended. False if it still runs after ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
+        wait = waiting("timeout", timeout)
+        deadline = time.monotonic() + (LONGEST_S if wait is None else wait)
         while (left := deadline - time.monotonic()) > 0:
             if self._link.receive(left) is None:
                 return True

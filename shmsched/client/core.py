@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.arguments import flag, shown, text, whole_or_none
 from shmsched.client.channel import Channel
 from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.models import Model
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from shmsched.client.generation.effects import Begin, Rest
 
 LEAST_ARENA = 64 << 20
+LONGEST_NAME = 255
+"""Bytes of a model's."""
 BLOCK_TIMEOUT_S = 60.0
 """How long a submission waits for room unless it says otherwise."""
 _clients: weakref.WeakSet[ClientCore] = weakref.WeakSet()
@@ -47,7 +50,7 @@ class ClientCore(NotCopied):
         self._pid = os.getpid()
         self._inherited = False
         """In a process that inherited the client by fork. Asking for the process's number each time is a system call."""
-        self._arena_bytes = arena_bytes
+        self._arena_bytes = whole_or_none("arena_bytes", arena_bytes, 1, 2**63 - 1)
         self._next_session = 1
 
     def _greeted(self, link: Link, state: ClientState) -> None:
@@ -81,8 +84,13 @@ class ClientCore(NotCopied):
     ) -> int:
         """Ask for a session; the answer comes to ``answer``. Returns its number."""
         self._check_usable()
+        if model is not None:
+            text("model", model, most_bytes=LONGEST_NAME)
+        block = flag("block", block)
         if not isinstance(options, bytes):
-            raise InvalidRequest(f"options are of type {type(options).__name__}; bytes, at most 65,536, are wanted")
+            raise InvalidRequest(
+                f"options are {shown(options)}, of type {type(options).__name__}; bytes, at most 65,536, are wanted"
+            )
         if len(options) > frames.MAX_OPTIONS:
             raise InvalidRequest(f"options are {len(options)} bytes; at most 65,536 are wanted")
         how = frames.Block.NO
@@ -222,11 +230,15 @@ class ClientCore(NotCopied):
             self._check_usable()
             parent.check_free(None)
             length = parent.position if upto is None else upto
-            if not isinstance(length, int) or not 0 <= length <= parent.position:
+            if (
+                not isinstance(length, int | np.integer)
+                or isinstance(length, bool)
+                or not 0 <= length <= parent.position
+            ):
                 raise InvalidRequest(
-                    f"session {parent.session_id} cannot be forked at {length!r}; it holds {parent.position} tokens"
+                    f"session {parent.session_id} cannot be forked at upto={shown(length)}; it holds {parent.position} tokens"
                 )
-            return length
+            return int(length)
 
     def _forked_from(
         self, child: SessionCore, tokens: npt.NDArray[np.int32], stands: tuple[int | None, str | None]

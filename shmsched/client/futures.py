@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import TYPE_CHECKING, Protocol
 
+from shmsched.arguments import waiting
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
 from shmsched.futures import LightFuture, set_results
@@ -59,6 +60,7 @@ class StepFuture(LightFuture[Response], Reply):
 
     def _read(self, timeout: float | None) -> float | None:
         """Read the connection in the receiver's stead. Returns what is left of the time-out."""
+        timeout = waiting("timeout", timeout)
         if timeout is None:
             self._keeper.read_until(self.done, None)
             return None
@@ -138,7 +140,7 @@ class WaitingStream(TokenStream):
 
     def next(self, timeout: float | None = None) -> SampledToken:
         """The next token, waiting for it. Raises as ``take``, TimeoutError, and Full in a future's callback."""
-        deadline = None
+        deadline, timeout = None, None if timeout is None else waiting("timeout", timeout)
         while True:
             with self._taking:
                 if self.tokens:
@@ -155,6 +157,7 @@ class WaitingStream(TokenStream):
 
     def wait_until_ended(self, timeout: float | None = None) -> bool:
         """Wait until nothing more will come. False if that took longer than ``timeout`` seconds."""
+        timeout = waiting("timeout", timeout)
         return self._wait(lambda: self.ended, None if timeout is None else time.monotonic() + timeout)
 
     def _wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:

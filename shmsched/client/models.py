@@ -7,13 +7,11 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from shmsched.engine.contract import EngineInfo
+from shmsched.engine.contract import TOKENIZERS, EngineInfo
 from shmsched.errors import Unsupported
 from shmsched.steps import Tokens
 from shmsched.wire import frames
 from shmsched.wire.frames import Rewinds
-
-TOKENIZERS = "shmsched.tokenizers"
 
 
 class Tokenizer(Protocol):

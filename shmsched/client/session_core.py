@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.arguments import shown
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
 from shmsched.memory.layouts import SAMPLING
 from shmsched.not_copied import NotCopied
@@ -134,9 +135,13 @@ class SessionCore(NotCopied):
         """
         stands_at = start = self._position
         if position is not None:
-            if not isinstance(position, int | np.integer) or not 0 <= position <= stands_at:
+            if (
+                not isinstance(position, int | np.integer)
+                or isinstance(position, bool)
+                or not 0 <= position <= stands_at
+            ):
                 raise InvalidRequest(
-                    f"position {position!r} in session {self.session_id}; it goes on at {stands_at}, or below to rewind"
+                    f"position {shown(position)} in session {self.session_id}; it goes on at {stands_at}, or below to rewind"
                 )
             start = int(position)
             if start < stands_at and not self.rewinds.reach(start):

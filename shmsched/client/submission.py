@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shmsched.client.tokens import packed_tokens
+from shmsched.arguments import number, shown, whole
+from shmsched.client.tokens import as_tokens, packed_tokens
 from shmsched.errors import DeadlineExceeded, Full, InvalidRequest
 from shmsched.memory.layouts import SAMPLING
 from shmsched.params import OutputRows, SamplingParams
@@ -32,6 +32,7 @@ UNSAMPLED = bytes(SAMPLING.size)
 LAST = OutputRows.LAST
 NO_ROWS = -1
 FARTHEST_DEADLINE_S = 1e7
+FARTHEST = 1e300
 """Four months; what is farther is a time of another clock."""
 
 
@@ -83,7 +84,7 @@ class Submission:
     ) -> None:
         """Raises InvalidRequest for what can never be done."""
         if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise InvalidRequest(f"sampling is {sampling!r}; a SamplingParams, or None for raw logits, is wanted")
+            raise InvalidRequest(f"sampling is {shown(sampling)}; a SamplingParams, or None for raw logits, is wanted")
         self.session = session
         self.sampling = sampling
         self.tokens = packed_tokens(tokens, session.vocab_size)
@@ -170,8 +171,9 @@ def _output_rows(value: object) -> OutputRows:
     """Raises InvalidRequest if ``value`` is none."""
     try:
         return OutputRows(value)  # type: ignore[arg-type]
-    except ValueError:
-        raise InvalidRequest(f"output_rows is {value!r}; OutputRows.NONE, LAST or ALL is wanted") from None
+    except Exception:
+        # A value that cannot even be compared.
+        raise InvalidRequest(f"output_rows is {shown(value)}; OutputRows.NONE, LAST or ALL is wanted") from None
 
 
 @contextmanager
@@ -195,15 +197,16 @@ def waiting_until(deadline: float | None) -> Iterator[float | None]:
 
 def checked_deadline(value: object) -> float:
     """As a frame carries it. Raises InvalidRequest if ``value`` is none."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise InvalidRequest(f"deadline is {value!r}; a time of time.monotonic(), or None, is wanted")
-    ahead = value - time.monotonic()
+    deadline = number("deadline", value, 0.0, FARTHEST, where="(a time of time.monotonic()), or None")
+    if not deadline:
+        raise InvalidRequest(f"deadline is {shown(value)}; a time of time.monotonic(), or None, is wanted")
+    ahead = deadline - time.monotonic()
     if ahead > FARTHEST_DEADLINE_S:
         raise InvalidRequest(
-            f"deadline is {value!r}, {ahead:,.0f} s ahead; at most {FARTHEST_DEADLINE_S:,.0f} s are allowed."
+            f"deadline is {shown(value)}, {ahead:,.0f} s ahead; at most {FARTHEST_DEADLINE_S:,.0f} s are allowed."
             " It is a time of time.monotonic(), not of time.time()"
         )
-    return float(value)
+    return deadline
 
 
 def continued(
@@ -216,23 +219,28 @@ def continued(
     course: Course | None,
 ) -> Submission:
     """What a session's ``stream`` submits. Raises InvalidRequest."""
-    _check_further(further, sampling, stop_tokens, session.vocab_size)
+    further = whole("further", further, 0, 2**31 - 1)
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(f"sampling is {shown(sampling)}; the engine samples what the scheduler goes on with")
+    stops = checked_stops(stop_tokens, session.vocab_size)
+    if len(stops) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"stop_tokens has {len(stops)} tokens; the scheduler takes at most {MAX_STOP_TOKENS}."
+            " Client-driven steps (continuation=False) take any number"
+        )
     submission = Submission(session, tokens, None, sampling, LAST, deadline, course)
-    submission.further, submission.stop_tokens = further, stop_tokens
+    submission.further, submission.stop_tokens = further, stops
     return submission
 
 
-def _check_further(further: int, sampling: SamplingParams, stop_tokens: tuple[int, ...], vocab_size: int) -> None:
-    """Refuse a generation that can never run as it stands."""
-    if not isinstance(further, int) or not 0 <= further < 2**31:
-        raise InvalidRequest(f"further is {further!r}; it must be a whole number from 0 to 2**31 - 1")
-    if not isinstance(sampling, SamplingParams):
-        raise InvalidRequest(f"sampling is {sampling!r}; the engine samples what the scheduler goes on with")
-    if len(stop_tokens) > MAX_STOP_TOKENS:
+def checked_stops(stop_tokens: object, vocab_size: int) -> tuple[int, ...]:
+    """Each token of ``stop_tokens``. Raises InvalidRequest that names what is none."""
+    if not isinstance(stop_tokens, Iterable) or isinstance(stop_tokens, str | bytes):
         raise InvalidRequest(
-            f"{len(stop_tokens)} stop tokens; the scheduler takes at most {MAX_STOP_TOKENS}."
-            " Client-driven steps (continuation=False) take any number"
+            f"stop_tokens is {shown(stop_tokens)}; a collection of tokens is wanted (None for the model's own, where generating)"
         )
-    for token in stop_tokens:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(f"stop token {token} is outside the vocabulary; it must be from 0 to {vocab_size - 1}")
+    try:
+        tokens = list(stop_tokens)
+    except Exception as e:
+        raise InvalidRequest(f"stop_tokens is {shown(stop_tokens)}, which cannot be iterated over: {e}") from e
+    return tuple(as_tokens(tokens, vocab_size, "stop_tokens").tolist()) if tokens else ()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shmsched.arguments import number, shown, text, whole
 from shmsched.errors import InvalidRequest
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire.socket_path import default_socket
@@ -26,8 +27,9 @@ class EngineConfig:
     python: str | None = None
 
     def __post_init__(self) -> None:
-        if self.copies < 1:
-            raise InvalidRequest(f"engine {self.spec!r}: copies is {self.copies}; it must be 1 or more")
+        text("engine: spec", self.spec)
+        if not isinstance(self.copies, int) or self.copies < 1:
+            raise InvalidRequest(f"engine {self.spec!r}: copies is {shown(self.copies)}; it must be 1 or more")
         if len(self.env) not in (0, 1, self.copies):
             raise InvalidRequest(
                 f"engine {self.spec!r}: env lists {len(self.env)} tables for {self.copies} copies; give none, one for all, or one each"
@@ -98,11 +100,9 @@ class DaemonConfig:
             ("linger_share", 0.0),
             ("ahead_share", 0.0),
         ):
-            if not least <= getattr(self, name) <= LONGEST_S:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be from {least:g} to {LONGEST_S:g}")
-        for name in ("max_queued_steps", "max_clients"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; it must be 1 or more")
+            number(name, getattr(self, name), least, LONGEST_S)
+        for name in ("max_queued_steps", "max_clients", "max_shared_memory"):
+            whole(name, getattr(self, name), 1, 2**63 - 1)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shmsched.arguments import flag, shown, text, whole, whole_or_none
 from shmsched.errors import InvalidRequest, Unsupported
 from shmsched.scheduling.params import SchedulerParams
 
 if TYPE_CHECKING:
     from shmsched.engine.batch_view import BatchView
 
+TOKENIZERS = "shmsched.tokenizers"
+"""The entry points of what loads a tokenizer."""
 Limits = SchedulerParams
 """The limits in force for an engine: ``max_decode_sequences``, ``max_prefill_chunk_size`` and the derived ``max_batch_size``."""
 
@@ -40,17 +43,24 @@ class EngineInfo:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_sessions", "max_session_tokens"):
-            if not 0 < getattr(self, name) < 2**31:
-                raise InvalidRequest(f"EngineInfo.{name} is {getattr(self, name)!r}; it must be from 1 to 2**31 - 1")
+            whole(f"EngineInfo.{name}", getattr(self, name), 1, 2**31 - 1)
         for name, least in (("max_batch_size", 3), ("max_decode_sequences", 1), ("max_prefill_chunk_size", 1)):
-            value = getattr(self, name)
-            if value is not None and not least <= value < 2**31:
-                raise InvalidRequest(f"EngineInfo.{name} is {value!r}; it must be None or from {least} to 2**31 - 1")
+            whole_or_none(f"EngineInfo.{name}", getattr(self, name), least, 2**31 - 1)
+        if not isinstance(self.stop_tokens, tuple):
+            raise InvalidRequest(f"EngineInfo.stop_tokens is {shown(self.stop_tokens)}; a tuple of tokens is wanted")
         for token in self.stop_tokens:
-            if not 0 <= token < self.vocab_size:
-                raise InvalidRequest(f"EngineInfo.stop_tokens has {token!r}; the vocabulary has {self.vocab_size}")
-        if not 0 < len(self.model.encode(errors="replace")) <= 255 or not is_text(self.model):
-            raise InvalidRequest(f"EngineInfo.model is {self.model!r}; it must be a name of 1 to 255 bytes of UTF-8")
+            whole("EngineInfo.stop_tokens has a token that", token, 0, self.vocab_size - 1, where="(the vocabulary)")
+        if (
+            not isinstance(self.model, str)
+            or not 0 < len(self.model.encode(errors="replace")) <= 255
+            or not is_text(self.model)
+        ):
+            raise InvalidRequest(
+                f"EngineInfo.model is {shown(self.model)}; it must be a name of 1 to 255 bytes of UTF-8"
+            )
+        if self.tokenizer is not None:
+            text("EngineInfo.tokenizer", self.tokenizer, most_bytes=65535)
+        flag("EngineInfo.rewinds_anywhere", self.rewinds_anywhere)
 
 
 def is_text(name: str) -> bool:

@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from itertools import accumulate
 from operator import add
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from shmsched.engine.batch_slot import BatchSlot, Pulled, Results
 from shmsched.engine.batch_view import BatchView, StepRow
-from shmsched.engine.contract import Engine, EngineInfo, Limits
+from shmsched.engine.contract import TOKENIZERS, Engine, EngineInfo, Limits
 from shmsched.engine.guards import Guards, WroteBeyondRows
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
@@ -75,6 +76,14 @@ def check_complete(engine: Engine) -> None:
         raise EngineSpecError(f"engine {name} has no self.info; its __init__ sets it to an EngineInfo")
     if type(engine).forward is Engine.forward:
         raise EngineSpecError(f"engine {name} has no forward(batch); without it, it can run nothing")
+    if engine.info.tokenizer is not None:
+        kind = engine.info.tokenizer.partition(":")[0]
+        installed = sorted({entry.name for entry in entry_points(group=TOKENIZERS)})
+        if kind not in installed:
+            raise EngineSpecError(
+                f"engine {name} names the tokenizer {engine.info.tokenizer!r}, and no tokenizer of kind {kind!r} is installed"
+                f" (entry points {TOKENIZERS}: {', '.join(installed) or 'none'})"
+            )
 
 
 class EngineHost:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shmsched.arguments import shown
+from shmsched.errors import InvalidRequest
+
 INT32_MAX = 2**31 - 1
 
 
@@ -22,10 +25,10 @@ class SchedulerParams:
         for name in ("max_decode_sequences", "max_prefill_chunk_size"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+                raise InvalidRequest(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
         if self.max_batch_size > INT32_MAX:
-            raise ValueError(
-                f"2 * max_prefill_chunk_size + max_decode_sequences is {self.max_batch_size}; at most {INT32_MAX} fits"
+            raise InvalidRequest(
+                f"2 * max_prefill_chunk_size + max_decode_sequences is {shown(self.max_batch_size)}; at most {INT32_MAX} fits"
             )
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.arguments import shown
 from shmsched.errors import InvalidRequest, StepFailed
 from shmsched.futures import LightFuture
 from shmsched.scheduling.batch import Batch
@@ -73,6 +74,8 @@ class Scheduler:
     """
 
     def __init__(self, params: SchedulerParams = _DEFAULTS, exclusive_sessions: bool = False) -> None:
+        if not isinstance(params, SchedulerParams):
+            raise InvalidRequest(f"params is {shown(params)}; a SchedulerParams is wanted")
         self._params = params
         self._lock = threading.Lock()
         # What is below changes only under the lock. No future is resolved under it: its callbacks may call in here.
@@ -234,6 +237,8 @@ class Scheduler:
             raise InvalidRequest(
                 f"request {request.request_id}: more than {sys.maxsize} tokens, over max_prefill_chunk_size={limit}"
             ) from None
+        except AttributeError:
+            raise InvalidRequest(f"request is {shown(request)}; a Request is wanted") from None
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"request {request.request_id}: its tokens have no length: {error}") from None
         if not 0 < n_tokens <= limit:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+from shmsched.engine.options import whole
 from shmsched.engine.taken import TakenSteps, runnable
 from shmsched.errors import EngineStartError
 from shmsched.workers.gemma.attention import Span
@@ -37,12 +38,16 @@ class Gemma(Engine):
         *,
         max_sessions: int = 16,
         max_session_tokens: int = 4096,
-        kv_tokens: int = 0,
+        kv_tokens: int | None = None,
         cache: str = "",
-        threads: int = 0,
+        threads: int | None = None,
     ) -> None:
-        if kv_tokens < 0 or threads < 0:
-            raise EngineStartError(f"gemma: kv_tokens is {kv_tokens} and threads {threads}; neither can be negative")
+        whole("gemma", "max_sessions", max_sessions, 1, 2**31 - 1)
+        whole("gemma", "max_session_tokens", max_session_tokens, 1, 2**31 - 1)
+        if kv_tokens is not None:
+            whole("gemma", "kv_tokens", kv_tokens, 1, 2**31 - 1, where="(leave it out for room for every session)")
+        if threads is not None:
+            whole("gemma", "threads", threads, 1, 2**16, where="(leave it out for BLAS's own choice)")
         self._cache = cache_directory(cache)
         self._file = GgufFile(path or demo_file(self._cache))
         self._config = read_config(self._file)
@@ -57,11 +62,11 @@ class Gemma(Engine):
             stop_tokens=stop_tokens(self._file),
         )
         most = max_sessions * _in_blocks(self.info.max_session_tokens)
-        self._n_blocks = min(most, _in_blocks(kv_tokens) or most)
+        self._n_blocks = min(most, most if kv_tokens is None else _in_blocks(kv_tokens))
         self._lengths: dict[int, int] = {}
 
     def start(self, limits: Limits) -> None:
-        if self._threads:
+        if self._threads is not None:
             _limit_threads(self._threads)
         c = self._config
         weights = load_weights(self._file, c, self._cache)

@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 import sentencepiece
 
+from shmsched.arguments import text as checked
 from shmsched.workers.gguf.file import GgufError, GgufFile
 
 _SPACE = "\u2581".encode()  # SentencePiece's mark for a space
@@ -46,7 +47,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
         """The tokens of ``text``. The names of control pieces in it are text like any other."""
-        tokens: list[int] = self._processor.encode(text)
+        tokens: list[int] = self._processor.encode(checked("text", text))
         return [self.bos, *tokens] if bos else tokens
 
     def decode(self, tokens: Iterable[int]) -> str:

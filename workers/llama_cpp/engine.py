@@ -7,8 +7,9 @@ import os
 import numpy as np
 
 from shmsched.engine import BatchView, Engine, EngineInfo, Limits
+from shmsched.engine.options import whole
 from shmsched.engine.taken import TakenSteps, runnable
-from shmsched.errors import EngineStartError, Unsupported
+from shmsched.errors import Unsupported
 from shmsched.params import SamplingParams
 from shmsched.workers.llama_cpp.context import Context
 from shmsched.workers.llama_cpp.library import Model
@@ -26,12 +27,15 @@ class LlamaCpp(Engine):
         *,
         n_ctx: int = 16384,
         max_sessions: int = 16,
-        threads: int = 0,
+        threads: int | None = None,
         gpu_layers: int = -1,
         logprobs: bool = True,
     ) -> None:
-        if n_ctx < 1 or threads < 0:
-            raise EngineStartError(f"llama_cpp: n_ctx is {n_ctx} (at least 1) and threads {threads} (0: all cores)")
+        whole("llama_cpp", "n_ctx", n_ctx, 1, 2**31 - 1)
+        whole("llama_cpp", "max_sessions", max_sessions, 1, 2**31 - 1)
+        whole("llama_cpp", "gpu_layers", gpu_layers, -1, 2**31 - 1, where="(-1: all)")
+        if threads is not None:
+            whole("llama_cpp", "threads", threads, 1, 2**16, where="(leave it out for one for each core)")
         header = Model(path, vocab_only=True)
         self._path = str(header.path)
         self._n_ctx = n_ctx

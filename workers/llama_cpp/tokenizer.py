@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 
+from shmsched.arguments import text as checked
 from shmsched.workers.llama_cpp.library import Model, llama
 
 _SILENT = llama.LLAMA_TOKEN_ATTR_UNKNOWN | llama.LLAMA_TOKEN_ATTR_UNUSED | llama.LLAMA_TOKEN_ATTR_CONTROL
@@ -29,7 +30,7 @@ class Tokenizer:
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
         """The tokens of ``text``; with ``bos`` the token for its beginning first, if the model wants one. The names of
         control tokens in ``text`` are text like any other."""
-        data = text.encode()
+        data = checked("text", text).encode()
         room = len(data) + 8
         while True:
             tokens = (llama.llama_token * room)()

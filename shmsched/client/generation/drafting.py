@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.arguments import shown, whole
 from shmsched.client.generation.distribution import draw, probabilities
 from shmsched.client.generation.effects import Await, Plan, Submit, TokenArray
+from shmsched.client.session_core import SessionCore
 from shmsched.client.tokens import as_tokens
 from shmsched.engine.sampling import UnusableLogits, uniform
 from shmsched.errors import InvalidRequest, ShmschedError, StepFailed, Unsupported
@@ -88,10 +90,13 @@ class PromptLookup:
     """
 
     def __init__(self, max_ngram: int = 3, n_draft: int = 8) -> None:
-        if max_ngram < 1 or n_draft < 1:
-            raise InvalidRequest(f"max_ngram is {max_ngram} and n_draft is {n_draft}; both must be 1 or more")
-        self.max_ngram = max_ngram
-        self.n_draft = n_draft
+        try:
+            self.max_ngram = whole("max_ngram", max_ngram, 1, 2**31 - 1)
+            self.n_draft = whole("n_draft", n_draft, 1, 2**31 - 1)
+        except InvalidRequest as e:
+            raise InvalidRequest(
+                f"max_ngram is {shown(max_ngram)} and n_draft is {shown(n_draft)}; both must be 1 or more ({e})"
+            ) from None
 
     def draft(self, tokens: TokenArray, n: int) -> Draft:
         n = min(n, self.n_draft)
@@ -123,8 +128,9 @@ class EngineDraft(NotCopied):
     """
 
     def __init__(self, session: Any, n_draft: int = 4) -> None:
-        if n_draft < 1:
-            raise InvalidRequest(f"n_draft is {n_draft}; it must be 1 or more")
+        n_draft = whole("n_draft", n_draft, 1, 2**31 - 1)
+        if not isinstance(session, SessionCore):
+            raise InvalidRequest(f"session is {shown(session)}; a session to draft in is wanted")
         if session.rewinds is not Rewinds.ANYWHERE:
             raise Unsupported(f"model {session.model.name!r} {session.rewinds.in_words}, so it cannot draft")
         self.session = session

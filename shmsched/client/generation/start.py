@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from shmsched.arguments import flag, shown, whole
 from shmsched.client.generation.conclusion import concluding
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.drafting import Drafter, EngineDraft
@@ -15,9 +17,10 @@ from shmsched.client.generation.effects import Plan, TokenArray
 from shmsched.client.generation.replay import replaying
 from shmsched.client.generation.speculative import speculating
 from shmsched.client.generation.stepping import LogitsProcessor, continuing, processing, stepping
-from shmsched.client.generation.stop_text import TextGate
+from shmsched.client.generation.stop_text import TextGate, stop_texts
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.session_core import SessionCore
+from shmsched.client.submission import checked_stops
 from shmsched.client.tokens import as_tokens
 from shmsched.errors import InvalidRequest, Unsupported
 from shmsched.params import SamplingParams
@@ -51,16 +54,16 @@ def start(
     continuation: bool,
 ) -> Start:
     """What ``Session.generate`` was asked for. Raises InvalidRequest or Unsupported for what can never be done."""
-    if not isinstance(max_new_tokens, int | np.integer) or max_new_tokens < 1:
-        raise InvalidRequest(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number of 1 or more")
+    max_new_tokens = whole("max_new_tokens", max_new_tokens, 1, sys.maxsize)
+    continuation, stop = flag("continuation", continuation), stop_texts(stop)
     if not isinstance(sampling, SamplingParams):
         raise InvalidRequest(
-            f"sampling is {sampling!r}; a SamplingParams is wanted. For raw logits, pass a logits_processor or use submit"
+            f"sampling is {shown(sampling)}; a SamplingParams is wanted. For raw logits, pass a logits_processor or use submit"
         )
-    if on_session_lost not in ("raise", "replay"):
-        raise InvalidRequest(f"on_session_lost is {on_session_lost!r}; 'raise' or 'replay' is wanted")
+    if not isinstance(on_session_lost, str) or on_session_lost not in ("raise", "replay"):
+        raise InvalidRequest(f"on_session_lost is {shown(on_session_lost)}; 'raise' or 'replay' is wanted")
     if logits_processor is not None and not callable(logits_processor):
-        raise InvalidRequest(f"logits_processor is {logits_processor!r}; a function of tokens and a row is wanted")
+        raise InvalidRequest(f"logits_processor is {shown(logits_processor)}; a function of tokens and a row is wanted")
     if logits_processor is not None and draft is not None:
         raise InvalidRequest("a draft is verified against what the engine samples; pass a logits_processor or a draft")
     if draft is not None:
@@ -105,27 +108,23 @@ def start(
             return continuing(course)
         return stepping(course)
 
-    whole = replaying(course, plan) if on_session_lost == "replay" else plan(course)
-    return Start(course, concluding(course, whole, lambda: session.rewinds is Rewinds.ANYWHERE), context)
+    running = replaying(course, plan) if on_session_lost == "replay" else plan(course)
+    return Start(course, concluding(course, running, lambda: session.rewinds is Rewinds.ANYWHERE), context)
 
 
 def _prompt(session: SessionCore, tokens: Tokens, unfed: int | None) -> TokenArray:
     if unfed is None:
-        return as_tokens(tokens, session.vocab_size)
+        return as_tokens(tokens, session.vocab_size, "prompt_tokens")
     first = np.array([unfed], np.int32)
-    return np.concatenate([first, as_tokens(tokens, session.vocab_size)]) if len(tokens) else first
+    if isinstance(tokens, Sequence | np.ndarray) and np.ndim(tokens) == 1 and not len(tokens):
+        return first
+    return np.concatenate([first, as_tokens(tokens, session.vocab_size, "prompt_tokens")])
 
 
 def _stop_tokens(session: SessionCore, stop_tokens: Collection[int] | None) -> frozenset[int]:
     if stop_tokens is None:
         return frozenset(session.model.stop_tokens)
-    try:
-        tokens = list(stop_tokens)
-    except TypeError:
-        raise InvalidRequest(
-            f"stop_tokens is {stop_tokens!r}; a collection of tokens is wanted, or None for the model's own"
-        ) from None
-    return frozenset(as_tokens(tokens, session.vocab_size).tolist()) if tokens else frozenset()
+    return frozenset(checked_stops(stop_tokens, session.vocab_size))
 
 
 def _check_draft(session: SessionCore, draft: Drafter | EngineDraft) -> None:
@@ -150,4 +149,4 @@ def _check_draft(session: SessionCore, draft: Drafter | EngineDraft) -> None:
                 f" {session.model.name!r}, which has one of {session.vocab_size}"
             )
     elif not callable(getattr(draft, "draft", None)):
-        raise InvalidRequest(f"draft is {draft!r}; an EngineDraft, or what has draft(tokens, n), is wanted")
+        raise InvalidRequest(f"draft is {shown(draft)}; an EngineDraft, or what has draft(tokens, n), is wanted")

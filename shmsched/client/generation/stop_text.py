@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from shmsched.arguments import shown, text
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.errors import InvalidRequest
 
@@ -28,11 +29,8 @@ class TextGate:
     """
 
     def __init__(self, stream: TextStream, stops: Sequence[str]) -> None:
-        texts = tuple(stops) if isinstance(stops, Iterable) and not isinstance(stops, str) else (None,)
-        if not all(isinstance(s, str) and s for s in texts):
-            raise InvalidRequest(f"stop is {stops!r}; a sequence of texts that are not empty is wanted")
         self._stream = stream
-        self._stops = tuple(text for text in texts if text is not None)
+        self._stops = stop_texts(stops)
         self._held = ""
         self._n_given = 0
         self._waiting: deque[tuple[int, int, int | None]] = deque()
@@ -99,3 +97,14 @@ class TextGate:
             if any(stop.startswith(self._held[-n:]) for stop in self._stops):
                 return n
         return 0
+
+
+def stop_texts(stops: object) -> tuple[str, ...]:
+    """Each text of ``stops``. Raises InvalidRequest that names what is none."""
+    try:
+        texts = tuple(stops) if isinstance(stops, Iterable) and not isinstance(stops, str | bytes) else (None,)
+    except Exception:
+        texts = (None,)
+    if not all(isinstance(s, str) and s for s in texts):
+        raise InvalidRequest(f"stop is {shown(stops)}; a sequence of texts that are not empty is wanted")
+    return tuple([text("stop", stop) for stop in texts])
