@@ -42,6 +42,9 @@ class LogitsBlock:
     From a client, ``data`` lies in shared memory and is not a copy. The rows stay this client's while anything refers to
     them: the block, ``data``, or any slice of it. ``release()`` gives them back early; ``copy()`` detaches.
 
+    After ``fork`` a child reads the same rows, but holds nothing: they change under it once the parent lets go of them. It is to
+    ``copy()`` before the fork what it needs after it.
+
     In process, ``LogitsBlock(array)`` wraps an array of one's own.
     """
 

@@ -16,18 +16,18 @@ from shmsched.arguments import path as path_of
 from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.core import BLOCK_TIMEOUT_S, ClientCore
 from shmsched.client.futures import StepFuture, WaitingStream
+from shmsched.client.greeting import shake_hands
 from shmsched.client.leases import ClientArena
 from shmsched.client.receiver import Receiver
 from shmsched.client.replies import Reply
 from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
-from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, ClientState, Greeting, MakeSession, Opening
+from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, MakeSession, Opening
 from shmsched.client.submission import LAST, Submission, continued, waiting_until
 from shmsched.errors import (
     Full,
     InvalidRequest,
     SchedulerDied,
-    SchedulerUnreachable,
     SystemLimit,
     Unsupported,
     UsedAfterFork,
@@ -66,7 +66,7 @@ class Client(ClientCore):
         wait = number("wait", wait, 0, float("inf"))
         link = Link.connect(path, frames.Role.CLIENT, wait)
         try:
-            state = _shake_hands(link, path)
+            state = shake_hands(link, path)
             receiver = Receiver(link, state, _session_maker(self))
             receiver.start()
         except BaseException as e:
@@ -394,20 +394,3 @@ def _session_maker(client: Client) -> MakeSession:
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _shake_hands(link: Link, where: str) -> ClientState:
-    """Receive what the daemon says to a new client."""
-    greeting = Greeting(link)
-    deadline = time.monotonic() + HANDSHAKE_S
-    late = False
-    while not late:
-        # What has arrived counts, however late we look.
-        late = (left := deadline - time.monotonic()) <= 0
-        arrived = link.receive(max(0.0, left))
-        if arrived is None:
-            raise SchedulerUnreachable(f"the daemon at {where} closed the connection during the greeting")
-        state = greeting.hear(arrived)
-        if state is not None:
-            return state
-    raise SchedulerUnreachable(f"the daemon at {where} did not greet within {HANDSHAKE_S:g} s")

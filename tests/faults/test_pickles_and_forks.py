@@ -214,3 +214,26 @@ def test_f15_a_child_that_holds_the_socket_does_not_hide_its_parents_death(clust
         assert cluster.status()["engines"][0]["sessions"] == 0
     finally:
         os.kill(sleeper, signal.SIGKILL)
+
+
+def test_logits_in_a_forked_child_are_those_of_the_parent_as_long_as_it_holds_them(cluster: shmsched.Cluster) -> None:
+    """And a copy made before the fork stays."""
+    with cluster.client() as client, client.open_session() as session:
+        logits = session.submit([1], sampling=None).result(DEADLINE).logits
+        assert logits is not None
+        rows, copy = logits.data, logits.copy()
+        go, went = os.pipe()
+        child = os.fork()
+        if child == 0:
+            same = bool((rows == copy).all())
+            os.read(go, 1)
+            # In the child letting go gives nothing back to anybody.
+            logits.release()
+            os._exit(0 if same and copy[0].argmax() == answer(advance(0, [1]), VOCAB) else 1)
+        os.write(went, b".")
+        assert os.waitpid(child, 0)[1] == 0
+        os.close(go)
+        os.close(went)
+        other = session.submit([2], sampling=None).result(DEADLINE)
+        assert other.logits is not None
+        assert (rows == copy).all()
