@@ -96,7 +96,8 @@ def half_of_what_waits(function: Function, is_time: Callable[[], bool]) -> Funct
     @functools.wraps(function)
     def dies(link: Link) -> Any:
         if link._outbound and is_time():
-            link._sock.sendall(link._outbound[: len(link._outbound) // 2])
+            waits = b"".join(frame[0][sum(frame[1:]) :] for frame in link._outbound)
+            link._sock.sendall(waits[: len(waits) // 2])
             _die()
         return function(link)
 

@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from typing import Any, Generic, NoReturn, TypeVar
+
+from shmsched.locks import Bells, OwnedLock
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 _SETTLED = (FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED)
 
-_lock = threading.RLock()
+_lock = OwnedLock()
 """Guards the futures that have no condition yet. Held for a few instructions, never for a callback."""
+_LEFT_LOCKED_S = 1.0
+"""Nobody has a future's condition for so long, but one whom an interrupt has kept from giving it back."""
 
 
 def _renew_lock() -> None:
     """In a forked child: a thread that exists in the parent only may have held the old one."""
     global _lock
-    _lock = threading.RLock()
+    _lock = OwnedLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
 def set_results(settled: Iterable[tuple[LightFuture[T], T]]) -> None:
-    """``set_result`` for many, in a third of the time: most have no company. Those that are settled stay as they are."""
-    others = []
-    with _lock:
-        for future, result in settled:
-            if future._state is PENDING and not future._in_company:
-                future._result = result
-                future._state = FINISHED
-            else:
-                others.append((future, result))
+    """``set_result`` for many, in a third of the time: most have no company. Those that are settled stay as they are.
+
+    To be called again with the same where an interrupt has ended it.
+    """
+    others, followed = [], []
+    try:
+        with _lock:
+            for future, result in settled:
+                if future._state is PENDING and not future._in_company:
+                    future._result = result
+                    future._state = FINISHED
+                    if future._bells is not None:
+                        followed.append(future._bells)
+                else:
+                    others.append((future, result))
+    except BaseException:
+        _lock.give_up()
+        raise
+    for bells in followed:
+        bells.ring()
     for future, result in others:
         try:
             future.set_result(result)
         except InvalidStateError:
-            pass
+            future.announce()
 
 
 class _MadeOnDemand(Generic[V]):
@@ -71,6 +88,8 @@ class LightFuture(Future[T]):
     _result: T | None = None
     _exception: BaseException | None = None
     _in_company = False
+    _bells: Bells | None = None
+    """For those that wait in ``result``, once one has."""
     _condition: _MadeOnDemand[threading.Condition] = _MadeOnDemand()
     _waiters: _MadeOnDemand[list[Any]] = _MadeOnDemand()
     _done_callbacks: _MadeOnDemand[list[Callable[[Future[T]], object]]] = _MadeOnDemand()
@@ -92,28 +111,101 @@ class LightFuture(Future[T]):
     def result(self, timeout: float | None = None) -> T:
         if self._state == FINISHED and self._exception is None:
             return self._result  # type: ignore[return-value]
-        return super().result(timeout)
+        error = self.exception(timeout)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                # The error's traceback has this frame.
+                del error, self
+        return self._result  # type: ignore[return-value]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if self._state == FINISHED:
             return self._exception
-        return super().exception(timeout)
+        if not self.done() and not self.wait_until_done(None if timeout is None else time.monotonic() + timeout):
+            raise TimeoutError
+        if self.cancelled():
+            raise CancelledError
+        return self._exception
+
+    def wait_until_done(self, deadline: float | None) -> bool:
+        """Wait until it is settled, or until ``deadline`` in seconds of ``time.monotonic()``. False if that came first."""
+        bells = self._bells
+        if bells is None:
+            bells = self.__dict__.setdefault("_bells", Bells())
+        return bells.wait_until(self.done, deadline)
 
     def set_result(self, result: T) -> None:
-        with _lock:
-            if self._state is PENDING and not self._in_company:
-                self._result = result
-                self._state = FINISHED
-                return
-        super().set_result(result)
+        set_it = super().set_result
+        self._settle(lambda: set_it(result), result, None)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        with _lock:
-            if self._state is PENDING and not self._in_company:
-                self._exception = exception
-                self._state = FINISHED
-                return
-        super().set_exception(exception)
+        set_it = super().set_exception
+        self._settle(lambda: set_it(exception), None, exception)
+
+    def cancel(self) -> bool:
+        self._reclaim_condition()
+        cancelled = super().cancel()
+        self._ring()
+        return cancelled
+
+    def _notify_cancelled(self) -> None:
+        with self._reclaim_condition():
+            if self._state == CANCELLED:
+                self._state = CANCELLED_AND_NOTIFIED
+                for waiter in self._waiters:
+                    waiter.add_cancelled(self)
+
+    def announce(self) -> None:
+        """It is settled, and perhaps an interrupt has kept that from those who wait for it."""
+        self._ring()
+        if self._in_company and self.done():
+            condition = self._reclaim_condition()
+            with condition:
+                for waiter in self._waiters:
+                    if self not in waiter.finished_futures:
+                        waiter.add_result(self)
+                condition.notify_all()
+            self._invoke_callbacks()
+
+    def _settle(self, as_future_does: Callable[[], None], result: T | None, exception: BaseException | None) -> None:
+        try:
+            with _lock:
+                alone = self._state is PENDING and not self._in_company
+                if alone:
+                    self._result, self._exception = result, exception
+                    self._state = FINISHED
+        except BaseException:
+            _lock.give_up()
+            raise
+        if not alone:
+            self._reclaim_condition()
+            as_future_does()
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._bells is not None:
+            self._bells.ring()
+
+    def _invoke_callbacks(self) -> None:
+        # Each once, whatever an interrupt does to the one at hand.
+        callbacks = self._done_callbacks
+        while callbacks:
+            try:
+                callbacks.pop(0)(self)
+            except Exception:
+                logging.getLogger("concurrent.futures").exception("exception calling callback for %r", self)
+
+    def _reclaim_condition(self) -> threading.Condition:
+        """The condition, with a lock that can be had: a thread that was interrupted in what ``concurrent.futures`` does with it may
+        have kept it."""
+        condition = self._condition
+        if condition.acquire(timeout=_LEFT_LOCKED_S):
+            condition.release()
+        else:
+            self._condition = condition = threading.Condition()
+        return condition
 
     def renew_condition(self) -> None:
         """In a forked child: a thread that exists in the parent only may have held the old one."""
@@ -129,7 +221,11 @@ class LightFuture(Future[T]):
         waiters: list[Any] = []
         callbacks: list[Callable[[Future[T]], object]] = []
         condition = threading.Condition()  # made before the lock is taken: it may set off the garbage collector
-        with _lock:
-            if not self._in_company:
-                self._waiters, self._done_callbacks, self._condition = waiters, callbacks, condition
-                self._in_company = True
+        try:
+            with _lock:
+                if not self._in_company:
+                    self._waiters, self._done_callbacks, self._condition = waiters, callbacks, condition
+                    self._in_company = True
+        except BaseException:
+            _lock.give_up()
+            raise

@@ -18,7 +18,7 @@ LINKS = {"workers", "tools"}
 
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
-    {"errors", "lazy_names", "limits", "not_copied", "saying", "surroundings"},
+    {"errors", "lazy_names", "limits", "locks", "not_copied", "saying", "surroundings"},
     {"arguments", "params", "futures"},
     {"steps"},
     {"scheduling"},

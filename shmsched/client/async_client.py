@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
+from typing import cast
 
 from shmsched.arguments import flag, number, path, seconds
 from shmsched.arguments import text as text_of
@@ -27,9 +28,12 @@ from shmsched.errors import (
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.saying import say_trace
 from shmsched.wire import frames
+from shmsched.wire.inbound import AT_ONCE
 from shmsched.wire.link import RETRY_S, Link
 from shmsched.wire.socket_path import default_socket
 
+MOST_STRIKES = 3
+"""Exceptions in a row, before it is taken for a fault of the client."""
 _links: set[Link] = set()
 """Of clients that are not closed: the collector would close the socket of one before its client could tell the loop."""
 
@@ -50,30 +54,32 @@ class AsyncClient(AsyncSubmitting):
         self._path = str(default_socket()) if socket is None else path("socket", socket)
         self._wait = number("wait", wait, 0, float("inf"))
         self._flush_due = False
+        self._closed_up = False
+        self._strikes = 0
+        """How often in a row an exception has kept it from handling what arrived."""
 
     async def connect(self) -> AsyncClient:
         """Connect and be greeted. Entering the client does it too."""
         if self._loop is not None:
             raise InvalidRequest("this client is connected already; make another one")
         loop = self._belongs_here()
+        link: Link | None = None
         try:
             attempts = Link.attempts(self._path, frames.Role.CLIENT, self._wait)
             while (link := next(attempts)) is None:
                 await asyncio.sleep(RETRY_S)
-            try:
-                state = await greeted(link, self._path)
-            except BaseException:
-                link.close()
-                raise
+            self._greeted(link, await greeted(link, self._path))
+            _links.add(link)
+            link.on_outbound = weakly(self._flush_soon)
+            loop.add_reader(link.fileno(), weakly(self._readable))
+            self._connected = True
+            return self
         except BaseException:
+            self._connected = False
             self._loop = None
+            if link is not None:
+                _forget(loop, link)
             raise
-        self._greeted(link, state)
-        self._connected = True
-        _links.add(link)
-        link.on_outbound = weakly(self._flush_soon)
-        loop.add_reader(link.fileno(), weakly(self._readable))
-        return self
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
@@ -96,29 +102,27 @@ class AsyncClient(AsyncSubmitting):
         self._check_here()
         self._check_usable()
         timeout = seconds("timeout", timeout)
-        answer: asyncio.Future[AsyncSession] = asyncio.get_running_loop().create_future()
-        number = self._ask_for_session(answer, model, options, seed, block, timeout)
-        return await self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
+        opening = self._to_open(asyncio.get_running_loop().create_future(), options, seed)
+        try:
+            self._ask_for_session(opening, model, block, timeout)
+            return await self._opened(opening, f"model {model!r}" if model else "the daemon", timeout)
+        except BaseException:
+            # Out of time, cancelled or interrupted: whatever becomes of it, nobody will ever hold it.
+            self._give_up_opening(opening)
+            raise
 
-    async def _opened(
-        self, answer: asyncio.Future[AsyncSession], number: int, what: str, timeout: float | None
-    ) -> AsyncSession:
+    async def _opened(self, opening: Opening, what: str, timeout: float | None) -> AsyncSession:
+        answer = cast("asyncio.Future[AsyncSession]", opening.answer)
         try:
             await asyncio.wait([answer], timeout=timeout)
-            if answer.done() or not self._stop_waiting(number):
+            if answer.done() or not self._stop_waiting(opening):
                 return await answer
             await asyncio.wait([answer], timeout=LAST_WORD_S)
-            said = answer.exception() if answer.done() else None
-        except asyncio.CancelledError:
+            raise self._no_slot(what, timeout, answer.exception() if answer.done() else None)
+        finally:
             if answer.done() and not answer.cancelled():
-                # Nobody else will look at it.
+                # Nobody else may look at it.
                 answer.exception()
-            if self._channel.dead is None:
-                self._give_up_opening(number)
-            raise
-        if not answer.done():
-            self._give_up_opening(number)
-        raise self._no_slot(what, timeout, said)
 
     async def _fork(
         self, parent: AsyncSession, upto: int | None, seed: int | None, block: bool, timeout: float | None
@@ -126,8 +130,9 @@ class AsyncClient(AsyncSubmitting):
         self._check_here()
         timeout, block = seconds("timeout", timeout), flag("block", block)
         length = self._fork_length(parent, upto)
+        scope = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with scope:
                 for reply in self._channel.outstanding_of(parent):
                     if isinstance(reply, AsyncReply):
                         await reply.wait_until_done()
@@ -135,26 +140,30 @@ class AsyncClient(AsyncSubmitting):
                 length = self._fork_length(parent, length if upto is not None else None)
                 history, stands = parent.history[:length], parent.stands_at(length)
                 if parent.model.supports_fork:
-                    answer: asyncio.Future[AsyncSession] = asyncio.get_running_loop().create_future()
-                    number = self._ask_for_fork(answer, parent, length, seed)
+                    opening = self._to_open(asyncio.get_running_loop().create_future(), parent.options, seed)
                     try:
-                        child = await self._opened(answer, number, "its engine", None)
+                        self._ask_for_fork(opening, parent, length)
+                        child = await self._opened(opening, "its engine", None)
+                        self._forked_from(child, history, stands)
+                        return child
                     except (Full, Unsupported):
                         if not block:
                             raise
-                    else:
-                        self._forked_from(child, history, stands)
-                        return child
+                    except BaseException:
+                        self._give_up_opening(opening)
+                        raise
                 child = await self.open_session(model=parent.model.name, options=parent.options, seed=seed, block=block)
                 try:
                     if length:
                         await child.submit(history, output_rows=OutputRows.NONE)
                     child.rest(length, *stands)
+                    return child
                 except BaseException:
                     await child.close()
                     raise
-                return child
         except TimeoutError:
+            if not scope.expired():
+                raise
             raise Full(f"session {parent.session_id} could not be forked within {timeout:g} s") from None
 
     async def _reopen(self, session: AsyncSession, timeout: float | None) -> None:
@@ -162,7 +171,12 @@ class AsyncClient(AsyncSubmitting):
         fresh = await self.open_session(
             model=session.model.name, options=session.options, seed=session.seed, timeout=timeout
         )
-        self._replace(session, fresh)
+        try:
+            self._replace(session, fresh)
+        except BaseException:
+            if session.session_id != fresh.session_id:
+                await fresh.close()
+            raise
 
     def _make_session(self, opened: frames.SessionOpened, asked: Opening) -> AsyncSession:
         model = self._model_of(opened)
@@ -212,19 +226,29 @@ class AsyncClient(AsyncSubmitting):
     # --- the connection -------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        """Handle what has arrived. What an interrupt keeps from it is there for the next turn, a frame perhaps twice."""
+        inbound, handle = self._link.inbound, self._state.handle
         try:
-            arrived = self._link.receive_ready()
+            arrived = inbound.arrived(AT_ONCE)
             if arrived is None:
                 self._end(self._state.end_of_stream())
-                return
-            for message in arrived:
-                self._state.handle(message, self._make_session)
+            else:
+                for message in arrived:
+                    handle(message, self._make_session)
+                    inbound.handled()
+            self._strikes = 0
         except ShmschedError as e:
             self._end(e)
-        except Exception as e:
+        except BaseException as e:
+            self._channel.interrupted()
+            self._strikes += 1
+            if self._strikes < MOST_STRIKES:
+                # The loop hears of no more than comes from now on.
+                self._own_loop.call_soon(weakly(self._readable))
+                raise
             # The fault is ours; nobody may wait for this connection from now on.
             say_trace()
-            self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}"))
+            self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}. Make a new client"))
 
     def _submitted(self) -> None:
         """What waits in the outbox goes with what other tasks of this turn submit. The caller holds the lock."""
@@ -234,11 +258,13 @@ class AsyncClient(AsyncSubmitting):
 
     def _flush_soon(self) -> None:
         if not self._flush_due:
-            self._flush_due = True
+            # In this order: an interrupt between the two has it called twice, and not never.
             self._own_loop.call_soon(self._flush)
+            self._flush_due = True
 
     def _flush(self) -> None:
         """Send what the tasks of this turn have submitted, all at once."""
+        self._flush_due = False
         if self._state.closed:
             return
         try:
@@ -249,8 +275,9 @@ class AsyncClient(AsyncSubmitting):
         except SchedulerDied:
             # What it had still said is to be read first; then the end of the stream says the rest.
             self._own_loop.remove_writer(self._link.fileno())
-        finally:
-            self._flush_due = False
+        except BaseException:
+            self._flush_soon()
+            raise
 
     def _end(self, error: ShmschedError) -> None:
         self._stop_watching()
@@ -266,19 +293,30 @@ class AsyncClient(AsyncSubmitting):
 
         Once its loop is closed, it may be called in any other.
         """
-        if self._inherited or not self._connected or self._state.closed:
+        if self._inherited or not self._connected or self._closed_up:
             return
+        if not self._own_loop.is_closed():
+            self._check_here()
+        try:
+            self._close_up()
+        except BaseException:
+            # An interrupt. What was begun is done; where a second one keeps it from that, closing it again does it.
+            self._close_up()
+            raise
+
+    def _close_up(self) -> None:
         if self._own_loop.is_closed():
             # Whoever waited for anything has gone with the loop.
             self._close_state(tell=False)
         else:
-            self._check_here()
-            self._stop_watching()
+            if not self._link.closed:
+                self._stop_watching()
             self._close_state()
         self._link.close()
         _links.discard(self._link)
         # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
         self._channel.arena = self._state.arena = None
+        self._closed_up = True
 
     def _wake(self) -> None:
         try:
@@ -316,7 +354,8 @@ class AsyncClient(AsyncSubmitting):
 
 
 def _forget(loop: asyncio.AbstractEventLoop, link: Link) -> None:
-    loop.remove_reader(link.fileno())
-    loop.remove_writer(link.fileno())
+    if not link.closed:
+        loop.remove_reader(link.fileno())
+        loop.remove_writer(link.fileno())
     link.close()
     _links.discard(link)

@@ -8,13 +8,11 @@ from collections import deque
 
 from shmsched.arguments import flag, seconds
 from shmsched.client.async_replies import AsyncStream
-from shmsched.client.leases import ClientArena
 from shmsched.client.one_loop import InOneLoop
 from shmsched.client.replies import Reply
 from shmsched.client.submission import Submission
 from shmsched.errors import Full, ShmschedError, StepCancelled
 from shmsched.memory.segment import Segment
-from shmsched.wire import frames
 
 ARENA = "the logits arena is being made"
 BEHIND = "other submissions wait for room already"
@@ -73,33 +71,49 @@ class SubmissionLine(InOneLoop):
         Raises Full where waiting is not wanted, and why it can never be submitted.
         """
         block, timeout = flag("block", block), seconds("block_timeout", timeout)
-        lacking: str | None = BEHIND
-        if not self._line:
-            lacking = self._try(submission, reply)
-            if lacking is None:
-                return None
-        if not block and lacking is not ARENA:
-            raise Full(f"{lacking}; submit with block=True to wait")
-        place = Place(submission, reply, block, timeout, self._own_loop)
-        self._line.append(place)
-        if lacking is not ARENA:
-            self._waits(place, lacking)
-        return place
+        try:
+            lacking: str | None = BEHIND
+            if not self._line:
+                lacking = self._try(submission, reply)
+                if lacking is None:
+                    return None
+            if not block and lacking is not ARENA:
+                raise Full(f"{lacking}; submit with block=True to wait")
+            place = Place(submission, reply, block, timeout, self._own_loop)
+            self._line.append(place)
+            if lacking is not ARENA:
+                self._waits(place, lacking)
+            return place
+        except BaseException as e:
+            self._line = deque(place for place in self._line if place.reply is not reply)
+            self._not_submitted(reply, e)
+            raise
 
     def _try(self, submission: Submission, reply: Reply) -> str | None:
         """Submit it if there is room. Returns what is lacking; ``_advance`` is called once that may have changed."""
         channel = self._channel
-        with channel.lock:
-            lacking = channel.place(submission)
-            if lacking is not None:
-                channel.room_came = self._room_came
-                return lacking
-            if submission.raw_rows and channel.arena is None:
-                self._ask_for_arena()
-                return ARENA
-            channel.submit(submission, reply)
-            self._submitted()
-            return None
+        try:
+            with channel.lock:
+                lacking = channel.place(submission)
+                if lacking is not None:
+                    if self._room_came not in channel.wait_for_room:
+                        channel.wait_for_room.append(self._room_came)
+                    return lacking
+                if submission.raw_rows and channel.arena is None:
+                    self._have_arena_made()
+                    return ARENA
+                channel.submit(submission, reply)
+                self._submitted()
+                return None
+        except BaseException:
+            channel.interrupted()
+            raise
+
+    def _not_submitted(self, reply: Reply, error: BaseException) -> None:
+        """Submitting it has raised. Where that was an interrupt, nobody has the reply: it is taken back."""
+        self._channel.interrupted()
+        if not isinstance(error, ShmschedError):
+            self._channel.take_back(reply)
 
     def _waits(self, place: Place, lacking: str | None) -> None:
         place.lacking = lacking or ""
@@ -138,42 +152,52 @@ class SubmissionLine(InOneLoop):
 
     def _advance(self) -> None:
         """Submit whoever can go now, in order."""
+        try:
+            self._advance_all()
+        except BaseException:
+            # An interrupt. It is gone on with, and one that has gone meanwhile is not submitted twice.
+            self._room_came()
+            raise
+
+    def _advance_all(self) -> None:
         while self._line:
             place = self._line[0]
             try:
-                lacking = self._try(place.submission, place.reply)
+                lacking = None if self._went(place) else self._try(place.submission, place.reply)
                 if lacking is ARENA:
                     return
                 if lacking is not None and not place.block:
                     raise Full(f"{lacking}; submit with block=True to wait")
-            except Exception as e:
+            except ShmschedError as e:
                 self._line.popleft()
                 place.gone(e)
                 continue
             if lacking is not None:
                 self._waits(place, lacking)
                 return
-            self._line.popleft()
             place.gone()
+            if self._line and self._line[0] is place:
+                self._line.popleft()
 
-    def _ask_for_arena(self) -> None:
-        """Have the arena made, if that is not under way. The caller holds the lock."""
-        state = self._state
-        if state.arena is None:
-            size = self._arena_size()
+    def _went(self, place: Place) -> bool:
+        """Whether it was submitted, and an interrupt has kept that from being noted."""
+        return place.future.done() or place.reply.done() or self._channel.submitted(place.reply)
+
+    def _have_arena_made(self) -> None:
+        """If that is not under way. The caller holds the lock."""
+        if self._state.arena is None:
             answer: asyncio.Future[Segment] = self._own_loop.create_future()
-            answer.add_done_callback(self._arena_came)
-            state.arena = answer
-            self._channel.outbox.send(frames.OpenArena(size))
+            answer.add_done_callback(self._arena_made)
+            self._ask_for_arena(answer)
 
-    def _arena_came(self, answer: asyncio.Future[Segment]) -> None:
+    def _arena_made(self, answer: asyncio.Future[Segment]) -> None:
         try:
-            if self._channel.arena is None:
-                self._channel.arena = ClientArena(answer.result())
+            self._channel.under_lock(self._arena_came, answer)
         except (ShmschedError, OSError) as e:
-            # The next raw step may ask again: there may be room by then.
-            if self._state.arena is answer:
-                self._state.arena = None
+            if isinstance(e, OSError) and not isinstance(e, ShmschedError) and e.errno is None:
+                # A signal's handler has raised it.
+                self._room_came()
+                raise
             for place in [place for place in self._line if place.submission.raw_rows]:
                 self._line.remove(place)
                 place.gone(type(e)(str(e)))

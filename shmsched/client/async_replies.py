@@ -81,7 +81,10 @@ class AsyncStream(TokenStream):
         """The next token. Raises as ``take``. One task at a time."""
         self._check_here()
         while (token := self.take()) is None:
-            await self._wait()
+            if self.held:
+                self._channel.let_go_on(self)
+            else:
+                await self._wait()
         return token
 
     async def wait_until_ended(self) -> None:
@@ -94,7 +97,7 @@ class AsyncStream(TokenStream):
         """Want no more of it, as ``WaitingStream.cancel``."""
         self._check_here()
         if not self.ended and self._channel.withdraw(self):
-            self.end_here()
+            self.wake()
         return self.cancelled
 
     def halt(self) -> None:

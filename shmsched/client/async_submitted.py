@@ -37,7 +37,8 @@ class Submitted(NotCopied, Coroutine[Any, Any, T]):
             if self._place is not None:
                 await self._place.taken()
             return await self._outcome()
-        except asyncio.CancelledError:
+        except BaseException:
+            # Cancelled, or interrupted. Of one that has failed there is nothing left to give up.
             self._client._give_up(self._reply, self._place)
             raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from shmsched.client.async_line import Place, SubmissionLine
@@ -36,10 +35,14 @@ class AsyncSubmitting(SubmissionLine):
         reply = AsyncReply()
         if deadline is None and output_rows is LAST and not self._line:
             self._check_usable()
-            with self._channel.lock:
-                if self._channel.submit_decode(session, tokens, position, sampling, course, reply):
-                    self._submitted()
-                    return reply, None
+            try:
+                with self._channel.lock:
+                    if self._channel.submit_decode(session, tokens, position, sampling, course, reply):
+                        self._submitted()
+                        return reply, None
+            except BaseException as e:
+                self._not_submitted(reply, e)
+                raise
         submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
         return reply, self._put(submission, reply, block, timeout)
 
@@ -103,6 +106,6 @@ class AsyncSubmitting(SubmissionLine):
     async def _gone(self, reply: Reply, place: Place) -> None:
         try:
             await place.taken()
-        except asyncio.CancelledError:
+        except BaseException:
             self._give_up(reply, place)
             raise

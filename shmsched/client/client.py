@@ -5,35 +5,31 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from shmsched.arguments import flag, number, seconds, shown, text, whole
 from shmsched.arguments import path as path_of
 from shmsched.client.collected import is_ours, say_dropped
-from shmsched.client.core import BLOCK_TIMEOUT_S, ClientCore
+from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.greeting import shake_hands
-from shmsched.client.leases import ClientArena
 from shmsched.client.receiver import Receiver
-from shmsched.client.replies import Reply
-from shmsched.client.session import Session
+from shmsched.client.session import Session, session_maker
 from shmsched.client.session_core import closed_error
-from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, MakeSession, Opening
+from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, Opening
 from shmsched.client.submission import LAST, Submission, continued, waiting_until
+from shmsched.client.submitting import Submitting
 from shmsched.errors import (
     Full,
     InvalidRequest,
-    SchedulerDied,
     SystemLimit,
     Unsupported,
     UsedAfterFork,
 )
+from shmsched.futures import LightFuture
 from shmsched.limits import is_no_thread, lacking, no_thread
-from shmsched.memory.segment import Segment
 from shmsched.params import GREEDY, OutputRows, RequestParams, SamplingParams
 from shmsched.steps import Request, Tokens
 from shmsched.wire import frames
@@ -43,10 +39,8 @@ from shmsched.wire.socket_path import default_socket
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
 
-ReplyT = TypeVar("ReplyT", bound=Reply)
 
-
-class Client(ClientCore):
+class Client(Submitting):
     """A connection to a daemon, with sessions and futures. Thread-safe; close it, or use it in a ``with`` block.
 
     socket: the daemon's socket; None for ``$SHMSCHED_SOCKET`` or the user's default.
@@ -62,23 +56,28 @@ class Client(ClientCore):
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
         super().__init__(arena_bytes)
+        self._closed_up = False
         path = self._path = str(default_socket()) if socket is None else path_of("socket", socket)
         wait = number("wait", wait, 0, float("inf"))
-        link = Link.connect(path, frames.Role.CLIENT, wait)
+        link, receiver = None, None
         try:
+            link = Link.connect(path, frames.Role.CLIENT, wait)
             state = shake_hands(link, path)
-            receiver = Receiver(link, state, _session_maker(self))
+            receiver = Receiver(link, state, session_maker(self))
             receiver.start()
+            self._greeted(link, state)
+            self._receiver = receiver
         except BaseException as e:
-            link.close()
+            if link is not None:
+                # The receiver sees the end, if it has begun.
+                link.shutdown()
+                if receiver is None or not receiver.is_alive():
+                    link.close()
             if is_no_thread(e):
                 raise no_thread("a client", e) from e
             if isinstance(e, MemoryError):
                 raise SystemLimit(f"there is no memory for a client: {lacking(e)}") from e
             raise
-        self._receiver = receiver
-        self._greeted(link, state)
-        self._room = threading.Condition(self._channel.lock)
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
@@ -100,50 +99,48 @@ class Client(ClientCore):
         self._check_usable()
         self._receiver.refuse_in_callback("open a session")
         timeout = seconds("timeout", timeout)
-        answer: Future[Session] = Future()
-        number = self._ask_for_session(answer, model, options, seed, block, timeout)
-        return self._opened(answer, number, f"model {model!r}" if model else "the daemon", timeout)
-
-    def _opened(self, answer: Future[Session], number: int, what: str, timeout: float | None) -> Session:
+        opening = self._to_open(LightFuture(), options, seed)
         try:
-            try:
-                return answer.result(timeout)
-            except TimeoutError:
-                if not self._stop_waiting(number):
-                    # Opened, or refused, in this very moment.
-                    return answer.result(HANDSHAKE_S)
-            said = answer.exception(LAST_WORD_S)
-        except BaseException as e:
-            # Interrupted, or without a word: whatever becomes of it, nobody will ever hold it.
-            self._give_up_opening(number)
-            if not isinstance(e, TimeoutError):
-                raise
-            said = None
-        raise self._no_slot(what, timeout, said)
+            self._ask_for_session(opening, model, block, timeout)
+            return self._opened(opening, f"model {model!r}" if model else "the daemon", timeout)
+        except BaseException:
+            # Out of time, or interrupted: whatever becomes of it, nobody will ever hold it.
+            self._give_up_opening(opening)
+            raise
+
+    def _opened(self, opening: Opening, what: str, timeout: float | None) -> Session:
+        answer = cast("LightFuture[Session]", opening.answer)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._receiver.wait_for(answer, deadline) or not self._stop_waiting(opening):
+            # Perhaps opened, or refused, in this very moment.
+            return answer.result(HANDSHAKE_S)
+        heard = self._receiver.wait_for(answer, time.monotonic() + LAST_WORD_S)
+        raise self._no_slot(what, timeout, answer.exception(0) if heard else None)
 
     def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
         timeout, block = seconds("timeout", timeout), flag("block", block)
         length = self._fork_length(parent, upto)
         self._receiver.refuse_in_callback("fork a session")
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._channel.lock:
-            outstanding = [r for r in self._channel.outstanding_of(parent) if isinstance(r, StepFuture)]
-        if wait(outstanding, timeout).not_done:
-            raise Full(f"session {parent.session_id} cannot be forked: its steps have not run within {timeout:g} s")
+        for reply in self._channel.outstanding_of(parent):
+            if isinstance(reply, StepFuture) and not self._receiver.wait_for(reply, deadline):
+                raise Full(f"session {parent.session_id} cannot be forked: its steps have not run within {timeout:g} s")
         # One of them may have failed.
         length = self._fork_length(parent, length if upto is not None else None)
         history, stands = parent.history[:length], parent.stands_at(length)
         if parent.model.supports_fork:
-            answer: Future[Session] = Future()
-            number = self._ask_for_fork(answer, parent, length, seed)
+            opening = self._to_open(LightFuture(), parent.options, seed)
             try:
-                child = self._opened(answer, number, "its engine", _left(deadline))
+                self._ask_for_fork(opening, parent, length)
+                child = self._opened(opening, "its engine", _left(deadline))
+                self._forked_from(child, history, stands)
+                return child
             except (Full, Unsupported):
                 if not block:
                     raise
-            else:
-                self._forked_from(child, history, stands)
-                return child
+            except BaseException:
+                self._give_up_opening(opening)
+                raise
         child = self.open_session(
             model=parent.model.name, options=parent.options, seed=seed, block=block, timeout=_left(deadline)
         )
@@ -151,14 +148,19 @@ class Client(ClientCore):
             if length:
                 child.submit(history, output_rows=OutputRows.NONE).result(_left(deadline))
             child.rest(length, *stands)
+            return child
         except BaseException:
             child.close()
             raise
-        return child
 
     def _reopen(self, session: Session, timeout: float | None) -> None:
         fresh = self.open_session(model=session.model.name, options=session.options, seed=session.seed, timeout=timeout)
-        self._replace(session, fresh)
+        try:
+            self._replace(session, fresh)
+        except BaseException:
+            if session.session_id != fresh.session_id:
+                fresh.close()
+            raise
 
     # --- steps ----------------------------------------------------------------------------------------------------------
 
@@ -226,7 +228,12 @@ class Client(ClientCore):
             None,
             request.request_id,
         )
-        return self._send(submission, StepFuture(self._receiver), block, block_timeout)
+        reply = StepFuture(self._receiver)
+        try:
+            return self._send(submission, reply, block, block_timeout)
+        except BaseException as e:
+            self._not_submitted(reply, e)
+            raise
 
     def _submit(
         self,
@@ -240,15 +247,18 @@ class Client(ClientCore):
         timeout: float | None,
         course: Course | None = None,
     ) -> StepFuture:
-        reply = StepFuture(self._receiver)
-        if deadline is None and output_rows is LAST:
-            channel = self._channel
-            with channel.lock:
-                if channel.submit_decode(session, tokens, position, sampling, course, reply):
-                    self._send_steps()
-                    return reply
-        submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
-        return self._send(submission, reply, block, timeout)
+        reply, channel = StepFuture(self._receiver), self._channel
+        try:
+            if deadline is None and output_rows is LAST:
+                with channel.lock:
+                    if channel.submit_decode(session, tokens, position, sampling, course, reply):
+                        self._send_steps()
+                        return reply
+            submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
+            return self._send(submission, reply, block, timeout)
+        except BaseException as e:
+            self._not_submitted(reply, e)
+            raise
 
     def _stream(
         self,
@@ -263,81 +273,36 @@ class Client(ClientCore):
         course: Course | None = None,
     ) -> WaitingStream:
         submission = continued(session, tokens, sampling, further, stop_tokens, deadline, course)
-        return self._send(submission, WaitingStream(self._channel, self._receiver), block, timeout)
-
-    def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
-        """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is
-        true then."""
-        deadline, channel, block, timeout = None, self._channel, flag("block", block), seconds("block_timeout", timeout)
-        with channel.lock:
-            while (lacking := channel.place(submission)) is not None or (submission.raw_rows and channel.arena is None):
-                if lacking is None:
-                    self._ensure_arena()
-                    continue
-                if deadline is None and timeout is not None:
-                    deadline = time.monotonic() + timeout
-                if not self._wait_for_room(lacking, block, deadline):
-                    raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
-            channel.submit(submission, reply)
-            self._send_steps()
-        return reply
-
-    def _send_steps(self) -> None:
-        """Send what was submitted, if it is not better sent together with what follows. The caller holds the lock."""
-        outbox = self._channel.outbox
-        if self._receiver.expects_more() and not outbox.full:
-            return
+        stream = WaitingStream(self._channel, self._receiver)
         try:
-            outbox.send_steps()
-        except SchedulerDied as e:
-            # The scheduler may have said why before it went; that is not read yet.
-            raise self._state.end_of_stream() from e
-
-    def _wait_for_room(self, lacking: str, block: bool, deadline: float | None) -> bool:
-        """Give up the lock until some room has come back; whatever the caller knew may have changed then.
-
-        False if the deadline came first. Raises Full where waiting is not wanted, or would be for ever.
-        """
-        if not block:
-            raise Full(f"{lacking}; submit with block=True to wait")
-        self._receiver.refuse_in_callback(f"wait for room ({lacking})")
-        self._channel.room_came = self._room.notify_all
-        return self._room.wait(None if deadline is None else deadline - time.monotonic())
-
-    def _ensure_arena(self) -> None:
-        """Have an arena. The lock is given up while the scheduler makes one. Raises SharedMemoryError with the sizes."""
-        state = self._state
-        self._receiver.refuse_in_callback("wait for the logits arena; make the first raw step elsewhere")
-        if state.arena is None:
-            size = self._arena_size()
-            state.arena = Future()
-            self._channel.outbox.send(frames.OpenArena(size))
-        answer = cast("Future[Segment]", state.arena)
-        self._channel.lock.release()
-        try:
-            segment = answer.result()
-        finally:
-            self._channel.lock.acquire()
-            if state.arena is answer and answer.done() and answer.exception() is not None:
-                # The next raw step may ask again: there may be room by then.
-                state.arena = None
-        if self._channel.arena is None:
-            self._channel.arena = ClientArena(segment)
+            return self._send(submission, stream, block, timeout)
+        except BaseException as e:
+            self._not_submitted(stream, e)
+            raise
 
     def _can_wait_here(self, timeout: float) -> bool:
         """Whether a finalizer may send and wait where it runs: not on the thread that receives, nor on one that it has found
         with a lock of ours."""
-        if self._receiver.handles_here() or not self._channel.lock.acquire(timeout=timeout):
+        if self._receiver.handles_here() or not self._channel.lock.can_be_had(timeout):
             return False
-        self._channel.lock.release()
         return self._link.can_send(timeout)
 
     # --- the end --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the connection. Outstanding futures fail with ClientClosed. Idempotent; logits that are held stay readable."""
-        if self._inherited or self._state.closed:
+        if self._inherited or self._closed_up:
             return
+        try:
+            self._close_up()
+        except BaseException:
+            # An interrupt. From here on the receiver closes what is left.
+            self._close_state()
+            self._link.shutdown()
+            self._receiver.wake()
+            raise
+
+    def _close_up(self) -> None:
         self._close_state()
         self._link.shutdown()
         self._receiver.wake()
@@ -346,6 +311,7 @@ class Client(ClientCore):
             self._link.close()
         # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
         self._channel.arena = self._state.arena = None
+        self._closed_up = True
 
     def _wake(self) -> None:
         self._receiver.rouse()
@@ -376,20 +342,6 @@ class Client(ClientCore):
         for reply in self._channel.outstanding_replies():
             if isinstance(reply, StepFuture | WaitingStream):
                 reply.fail_in_forked_child(error)
-
-
-def _session_maker(client: Client) -> MakeSession:
-    """Makes sessions for the client, and does not keep it alive."""
-    reference = weakref.ref(client)
-
-    def make_session(opened: frames.SessionOpened, asked: Opening) -> Session | None:
-        client = reference()
-        if client is None:
-            return None
-        model = client._model_of(opened)
-        return Session(client, opened.session, model, opened.engine, asked.seed, asked.options)
-
-    return make_session
 
 
 def _left(deadline: float | None) -> float | None:

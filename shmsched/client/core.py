@@ -16,16 +16,26 @@ import numpy.typing as npt
 from shmsched.arguments import flag, shown, text, whole_or_none
 from shmsched.client.channel import Channel
 from shmsched.client.collected import is_ours, say_dropped
+from shmsched.client.leases import ClientArena
 from shmsched.client.models import Model
+from shmsched.client.outbox import to_be_sent
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
-from shmsched.errors import ClientClosed, Full, InvalidRequest, ProtocolError, SchedulerDied, UsedAfterFork
+from shmsched.errors import (
+    ClientClosed,
+    Full,
+    InvalidRequest,
+    ProtocolError,
+    SchedulerDied,
+    ShmschedError,
+    UsedAfterFork,
+)
 from shmsched.memory.layouts import LOGIT_SIZE
 from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
 from shmsched.wire import frames
 from shmsched.wire.frames import Rewinds
-from shmsched.wire.link import Link
+from shmsched.wire.link import Link, Outgoing
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
@@ -77,29 +87,54 @@ class ClientCore(NotCopied):
         rows = max(((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in models), default=0)
         return min(most, max(LEAST_ARENA, rows * LOGIT_SIZE))
 
+    def _ask_for_arena(self, answer: Answer) -> Answer:
+        """Under the lock: what brings the arena. Raises InvalidRequest."""
+        state = self._state
+        if state.arena is None:
+            self._channel.decide(self._arena_asked, answer, to_be_sent(frames.OpenArena(self._arena_size())))
+            assert state.arena is not None
+        return state.arena
+
+    def _arena_asked(self, answer: Answer, frame: Outgoing) -> None:
+        self._state.arena = answer
+        try:
+            self._channel.outbox.send_once(frame)
+        except SchedulerDied:
+            # Whoever receives sees the same, and fails the answer.
+            pass
+
+    def _arena_came(self, answer: Answer) -> None:
+        """Under the lock: its answer is here. Raises SharedMemoryError with the sizes."""
+        try:
+            segment = answer.result()
+        except ShmschedError:
+            if self._state.arena is answer:
+                # The next raw step may ask again: there may be room by then.
+                self._state.arena = None
+            raise
+        if self._channel.arena is None:
+            self._channel.arena = ClientArena(segment)
+
     # --- sessions -------------------------------------------------------------------------------------------------------
 
-    def _ask_for_session(
-        self, answer: Answer, model: str | None, options: bytes, seed: int | None, block: bool, timeout: float | None
-    ) -> int:
-        """Ask for a session; the answer comes to ``answer``. Returns its number."""
-        self._check_usable()
-        if model is not None:
-            text("model", model, most_bytes=LONGEST_NAME)
-        block = flag("block", block)
+    def _to_open(self, answer: Answer, options: bytes, seed: int | None) -> Opening:
+        """What asks for a session; the answer comes to ``answer``. Raises InvalidRequest."""
         if not isinstance(options, bytes):
             raise InvalidRequest(
                 f"options are {shown(options)}, of type {type(options).__name__}; bytes, at most 65,536, are wanted"
             )
         if len(options) > frames.MAX_OPTIONS:
             raise InvalidRequest(f"options are {len(options)} bytes; at most 65,536 are wanted")
+        return Opening(answer, _seed(seed), options)
+
+    def _ask_for_session(self, opening: Opening, model: str | None, block: bool, timeout: float | None) -> None:
+        if model is not None:
+            text("model", model, most_bytes=LONGEST_NAME)
+        block = flag("block", block)
         how = frames.Block.NO
         if block:
             how = frames.Block.WHILE_ENGINES_COME if timeout is None else frames.Block.UNTIL_GIVEN_UP
-        return self._open(
-            Opening(answer, _seed(seed), options),
-            lambda number: frames.OpenSession(number, how, model or "", options),
-        )
+        self._open(opening, lambda number: frames.OpenSession(number, how, model or "", opening.options))
 
     def _model_of(self, opened: frames.SessionOpened) -> Model:
         """The model of a session, as its own engine serves it. Raises ProtocolError."""
@@ -119,66 +154,83 @@ class ClientCore(NotCopied):
             why = "; no engine is up, and `shmsched status` says why"
         return Full(f"no session slot of {what} became free within {timeout or 0.0:g} s{why}")
 
-    def _stop_waiting(self, number: int) -> bool:
+    def _stop_waiting(self, opening: Opening) -> bool:
         """Ask for nothing any more, and for a last word: who has the slots. It comes to the answer that was asked for. False if
         that is there."""
-        with self._channel.lock:
-            asked = number in self._state.opening
-            if asked and self._channel.dead is None:
-                self._channel.outbox.send(frames.CloseSession(number))
-                self._state.given_up.add(number)
-            return asked
+        return self._channel.under_lock(self._give_notice, opening)
 
-    def _ask_for_fork(self, answer: Answer, parent: SessionCore, length: int, seed: int | None) -> int:
-        opening = Opening(answer, _seed(seed), parent.options)
-        return self._open(opening, lambda number: frames.ForkSession(number, parent.session_id, length))
+    def _give_notice(self, opening: Opening) -> bool:
+        number = opening.number
+        if number is None or number not in self._state.opening:
+            return False
+        if not opening.given_up:
+            self._state.send_close(number)
+            opening.given_up = True
+        return True
 
-    def _open(self, opening: Opening, frame: Callable[[int], frames.OpenSession | frames.ForkSession]) -> int:
-        if self._state.dropped:
-            # One of those may have the very slot that is wanted.
-            self._state.close_dropped()
-        with self._channel.lock:
-            self._check_usable()
-            number, self._next_session = self._next_session, self._next_session + 1
-            self._state.opening[number] = opening
-            try:
-                self._channel.outbox.send(frame(number))
-            except SchedulerDied as e:
-                self._state.opening.pop(number, None)
-                raise self._state.end_of_stream() from e
-        return number
+    def _ask_for_fork(self, opening: Opening, parent: SessionCore, length: int) -> None:
+        self._open(opening, lambda number: frames.ForkSession(number, parent.session_id, length))
 
-    def _give_up_opening(self, number: int) -> bool:
-        """Nobody will ever hold this session, whatever becomes of it. False if it was refused in this very moment."""
-        with self._channel.lock:
-            asked = self._state.opening.pop(number, None) is not None
-            self._state.given_up.discard(number)
-            reference = self._state.sessions.pop(number, None)
-            session = None if reference is None else reference()
-            if session is not None:
-                session.ended = closed_error(number)
-            asked = asked or reference is not None
-            if asked and self._channel.dead is None:
-                self._channel.outbox.send(frames.CloseSession(number))
-            return asked
+    def _open(self, opening: Opening, frame: Callable[[int], frames.OpenSession | frames.ForkSession]) -> None:
+        # One of those may have the very slot that is wanted.
+        self._state.close_dropped()
+        self._channel.under_lock(self._ask, opening, frame)
+
+    def _ask(self, opening: Opening, frame: Callable[[int], frames.OpenSession | frames.ForkSession]) -> None:
+        self._check_usable()
+        number = self._next_session
+        self._next_session = number + 1
+        opening.number = number
+        self._state.opening[number] = opening
+        try:
+            self._channel.outbox.send(frame(number))
+        except SchedulerDied as e:
+            self._state.opening.pop(number, None)
+            raise self._state.end_of_stream() from e
+
+    def _give_up_opening(self, opening: Opening) -> bool:
+        """Nobody will ever hold the session, whatever becomes of it. False if there is none: it was refused in this very moment,
+        say."""
+        if opening.number is None:
+            return False
+        return self._channel.under_lock(self._give_up_number, opening.number)
+
+    def _give_up_number(self, number: int) -> bool:
+        state = self._state
+        if number not in state.opening and number not in state.sessions:
+            return False
+        session = state.session(number)
+        if session is not None:
+            session.ended = closed_error(number)
+        state.send_close(number)
+        state.opening.pop(number, None)
+        state.sessions.pop(number, None)
+        return True
 
     def _close_session(self, session: SessionCore) -> None:
         if self._inherited:
             return
-        with self._channel.lock:
-            if session.ended is None:
-                session.ended = closed_error(session.session_id)
-                self._state.sessions.pop(session.session_id, None)
-                if self._channel.dead is None:
-                    try:
-                        self._channel.outbox.send(frames.CloseSession(session.session_id))
-                    except SchedulerDied:
-                        # Whoever receives sees the same and settles everything; closing has nothing left to do.
-                        pass
+        try:
+            self._channel.under_lock(self._closed, session)
+        except BaseException:
+            # An interrupt. What was begun is done; where a second one keeps it from that, closing it again does it.
+            self._channel.under_lock(self._closed, session)
+            raise
+
+    def _closed(self, session: SessionCore) -> None:
+        number, state = session.session_id, self._state
+        if session.ended is None:
+            session.ended = closed_error(number)
+        if state.session(number) is session:
+            state.send_close(number)
+            state.sessions.pop(number, None)
 
     def _session_collected(self, session: SessionCore) -> None:
         """Nobody refers any more to a session that was not closed."""
         if not is_ours(self._pid) or self._state.closed or self._channel.dead is not None:
+            return
+        if session.session_id not in self._state.sessions:
+            # An interrupt has come before anybody had it; it is made once more.
             return
         session.ended = closed_error(session.session_id)
         self._state.dropped.append(session.session_id)
@@ -195,23 +247,29 @@ class ClientCore(NotCopied):
 
     def _replace(self, session: SessionCore, fresh: SessionCore) -> None:
         """``session``, which is lost, stands for ``fresh`` from now on."""
-        with self._channel.lock:
+        self._channel.under_lock(self._channel.decide, self._replaced, session, fresh)
+
+    def _replaced(self, session: SessionCore, fresh: SessionCore) -> None:
+        number = fresh.session_id
+        if session.session_id != number:
             session.become(fresh)
-            if self._state.session(fresh.session_id) is fresh:
-                self._state.sessions[fresh.session_id] = weakref.ref(session)
-            # Nobody has it but under the other name.
-            fresh.ended = closed_error(fresh.session_id)
+        if number in self._state.sessions:
+            self._state.sessions[number] = weakref.ref(session)
+        # Nobody has it but under the other name.
+        fresh.ended = closed_error(number)
 
     def _settle(self, session: SessionCore) -> None:
         """What ``session`` stands at counts now: end what has only its end left to come."""
-        with self._channel.lock:
-            session.settle()
+        self._channel.under_lock(session.settle)
 
     def _begin_course(self, session: SessionCore, course: Course, begin: Begin) -> None:
         """A generation of ``session`` begins. Raises InvalidRequest where another one goes on, or the session has moved."""
-        with self._channel.lock:
+
+        def do() -> None:
             self._check_usable()
             session.begin(course, begin.position, begin.unfed)
+
+        self._channel.under_lock(do)
 
     def _rest(self, session: SessionCore, course: Course, rest: Rest) -> None:
         """A generation of ``session`` has ended, and leaves it so."""
@@ -222,31 +280,31 @@ class ClientCore(NotCopied):
                 stream.cancel()
             else:
                 stream.halt()
-        with self._channel.lock:
-            session.leave(course, rest.position, rest.unfed, rest.held)
+        self._channel.under_lock(session.leave, course, rest.position, rest.unfed, rest.held)
 
     def _fork_length(self, parent: SessionCore, upto: int | None) -> int:
-        with self._channel.lock:
-            self._check_usable()
-            parent.check_free(None)
-            length = parent.position if upto is None else upto
-            if (
-                not isinstance(length, int | np.integer)
-                or isinstance(length, bool)
-                or not 0 <= length <= parent.position
-            ):
-                raise InvalidRequest(
-                    f"session {parent.session_id} cannot be forked at upto={shown(length)}; it holds {parent.position} tokens"
-                )
-            return int(length)
+        return self._channel.under_lock(self._length_to_fork, parent, upto)
+
+    def _length_to_fork(self, parent: SessionCore, upto: int | None) -> int:
+        self._check_usable()
+        parent.check_free(None)
+        length = parent.position if upto is None else upto
+        if not isinstance(length, int | np.integer) or isinstance(length, bool) or not 0 <= length <= parent.position:
+            raise InvalidRequest(
+                f"session {parent.session_id} cannot be forked at upto={shown(length)}; it holds {parent.position} tokens"
+            )
+        return int(length)
 
     def _forked_from(
         self, child: SessionCore, tokens: npt.NDArray[np.int32], stands: tuple[int | None, str | None]
     ) -> None:
         """The engine has given ``child`` these tokens. ``stands``: as ``SessionCore.stands_at`` gave it of its parent."""
-        with self._channel.lock:
+
+        def do() -> None:
             child.submitted(0, 0, tokens.tobytes())
             child.rest(len(tokens), *stands)
+
+        self._channel.under_lock(do)
 
     def _check_usable(self) -> None:
         self._channel.check_alive()
@@ -254,10 +312,10 @@ class ClientCore(NotCopied):
     def _close_state(self, *, tell: bool = True) -> None:
         """Whatever ended it before: from here on it is closed. ``tell``: whether anybody can still wait for an answer."""
         error = ClientClosed("the client was closed; make another one")
+        self._channel.dead = error
         self._state.closed = True
         if tell:
             self._state.end(error)
-        self._channel.dead = error
 
     def _forked(self) -> None:
         """In a forked child: its copy of the socket would hide this client's end from the daemon."""

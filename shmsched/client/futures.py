@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
-from typing import TYPE_CHECKING, Protocol
+from concurrent.futures._base import CANCELLED
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shmsched.arguments import waiting
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.errors import ShmschedError
 from shmsched.futures import LightFuture, set_results
+from shmsched.locks import Bells
 from shmsched.steps import Response
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class Keeper(Protocol):
         """Take in answers until ``ready()``, or until ``deadline`` in seconds of ``time.monotonic()``. False, at once, if
         somebody else does."""
 
+    def wait_for(self, future: LightFuture[Any], deadline: float | None, /) -> bool:
+        """Wait until it is settled, taking in answers if nobody else does. False if ``deadline`` came first."""
+
     def poke(self) -> None:
         """The future was settled by somebody who takes in no answers."""
 
@@ -39,8 +43,6 @@ class StepFuture(LightFuture[Response], Reply):
     session are cancelled with it, and the session goes on from where the cancelled submission started.
     """
 
-    _cancelling = False
-
     def __init__(self, keeper: Keeper) -> None:
         # Nothing else is to be made, neither by LightFuture nor by Reply: to ask them takes 0.3 us.
         self._keeper = keeper
@@ -49,24 +51,20 @@ class StepFuture(LightFuture[Response], Reply):
         """The answer, waiting up to ``timeout`` seconds for it. Raises the StepError of a step that failed, CancelledError,
         TimeoutError."""
         if self._result is None and not self.done():
-            timeout = self._read(timeout)
+            timeout = self._wait(timeout)
         return super().result(timeout) if self._result is None else self._result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What ``result`` would raise, or None."""
         if not self.done():
-            timeout = self._read(timeout)
+            timeout = self._wait(timeout)
         return super().exception(timeout)
 
-    def _read(self, timeout: float | None) -> float | None:
-        """Read the connection in the receiver's stead. Returns what is left of the time-out."""
+    def _wait(self, timeout: float | None) -> float | None:
+        """Returns what is left of the time-out: nothing, or no end."""
         timeout = waiting("timeout", timeout)
-        if timeout is None:
-            self._keeper.read_until(self.done, None)
-            return None
-        deadline = time.monotonic() + timeout
-        self._keeper.read_until(self.done, deadline)
-        return 0.0 if self.done() else max(0.0, deadline - time.monotonic())
+        self._keeper.wait_for(self, None if timeout is None else time.monotonic() + timeout)
+        return None if timeout is None else 0.0
 
     def cancel(self) -> bool:
         """True if the future is cancelled now, or was before; False if it had its answer already."""
@@ -79,13 +77,14 @@ class StepFuture(LightFuture[Response], Reply):
 
     def settle_cancelled(self) -> None:
         """Cancelled, and seen to be: ``wait`` and ``as_completed`` return only those that are notified. Idempotent."""
-        # Its canceller and the receiver may both come to cancel it; Future takes a second time for a fault.
-        with self._condition:
-            first, self._cancelling = not self._cancelling, True
-        # Outside the lock: this runs the callbacks, which may wait for whatever they like.
-        if first and not self.done() and super().cancel():
-            self.set_running_or_notify_cancel()
-            self._keeper.poke()
+        # Its canceller and the receiver may both come to cancel it, and again after an interrupt; Future takes a second time for a
+        # fault. No lock is held here: this runs the callbacks, which may wait for whatever they like.
+        if not self.done():
+            super().cancel()
+        if self._state == CANCELLED:
+            self._notify_cancelled()
+        self.announce()
+        self._keeper.poke()
 
     def settle(self, response: Response) -> None:
         set_results([(self, response)])
@@ -109,12 +108,8 @@ class WaitingStream(TokenStream):
         super().__init__()
         self._channel = channel
         self._keeper = keeper
-        self._taking = threading.RLock()
-        """Held to take a token, and to cancel: nobody takes one between the moment that says where the session stands and the
-        end."""
-        self._came = threading.Condition(self._taking)
-        self._waiting = 0
-        """How many wait to be notified, since another caller reads the connection."""
+        self._followers = Bells()
+        """For those who wait while another caller reads the connection."""
 
     def cancel(self) -> bool:
         """Want no more of it. The session goes on behind the last token that was taken, which is not fed.
@@ -122,37 +117,31 @@ class WaitingStream(TokenStream):
         False if its last token has come, or is about to be here: then nothing is undone. An engine that cannot rewind to there has
         taken more by then, and the session is lost: ``halt`` keeps it.
         """
-        with self._taking:
-            if not self.ended and self._channel.withdraw(self):
-                self.end_here()
-                self._keeper.poke()
-            return self.cancelled
+        if not self.ended and self._channel.withdraw(self):
+            self.wake()
+            self._keeper.poke()
+        return self.cancelled
 
     def halt(self) -> None:
         """Have the step that is queued or runs be the last: for engines that cannot rewind. Its token still comes."""
         self._channel.halt(self)
 
     def wake(self) -> None:
-        # Whoever waits says so first and then looks; what came is there first, and then this looks.
-        if self._waiting:
-            with self._came:
-                self._came.notify_all()
+        self._followers.ring()
 
     def next(self, timeout: float | None = None) -> SampledToken:
         """The next token, waiting for it. Raises as ``take``, TimeoutError, and Full in a future's callback."""
         deadline, timeout = None, None if timeout is None else waiting("timeout", timeout)
         while True:
-            with self._taking:
-                if self.tokens:
-                    # As ``take`` does: 0.7 us a token instead of 1.1.
-                    self.taken += 1
-                    return self.tokens.popleft()
-                token = self.take()
+            token = self.take()
             if token is not None:
                 return token
+            if self.held:
+                self._channel.let_go_on(self)
+                continue
             if timeout is not None and deadline is None:
                 deadline = time.monotonic() + timeout
-            if not self._wait(lambda: bool(self.tokens) or self.ended, deadline):
+            if not self._wait(lambda: self.ready, deadline):
                 raise TimeoutError(f"no token came within {timeout:g} s")
 
     def wait_until_ended(self, timeout: float | None = None) -> bool:
@@ -162,16 +151,8 @@ class WaitingStream(TokenStream):
 
     def _wait(self, ready: Callable[[], bool], deadline: float | None) -> bool:
         if not ready() and not self._keeper.read_until(ready, deadline):
-            with self._came:
-                self._waiting += 1
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                try:
-                    self._came.wait_for(ready, left)
-                finally:
-                    self._waiting -= 1
+            self._followers.wait_until(ready, deadline)
         return ready()
 
     def fail_in_forked_child(self, error: ShmschedError) -> None:
-        self._taking = threading.RLock()
-        self._came = threading.Condition(self._taking)
         self.settle_failed(error)

@@ -15,6 +15,7 @@ from shmsched.memory.segment import Segment
 from shmsched.steps import LogitsBlock
 
 _TYPE = LOGIT.str
+_FIRST = (0,)
 
 
 class ClientArena:
@@ -27,54 +28,81 @@ class ClientArena:
         self._allocator = ArenaAllocator(segment.size)
         # A finalizer may run anywhere, in the middle of this class too: it only appends here.
         self._ended: deque[int] = deque()
-        self._leased = 0
+        self._leased: set[int] = set()
 
     @property
     def leased(self) -> int:
         """How many completed steps' rows something still refers to."""
-        return self._leased - len(self._ended)
+        return len(self._leased) - len(self._ended)
 
     def reserve(self, rows: int, vocab_size: int) -> int:
         """Room for ``rows`` rows: its offset in bytes. Raises Full, naming the leases held."""
-        n_bytes = rows * vocab_size * LOGIT_SIZE + 2 * GUARD
+        offset = self.place(rows, vocab_size)
+        self.take(offset, rows, vocab_size)
+        return offset
+
+    def place(self, rows: int, vocab_size: int) -> int:
+        """Where ``reserve`` would have them."""
+        n_bytes = _size(rows, vocab_size)
         if n_bytes > self.size:
             raise InvalidRequest(
                 f"{rows} rows of {vocab_size} logits and their guards take {n_bytes:,} bytes; the arena has {self.size:,}."
                 " Ask for fewer rows, or make the client with a larger arena_bytes"
             )
         self._collect()
-        offset = self._allocator.allocate(n_bytes)
+        offset = self._allocator.find(n_bytes)
         if offset is None:
+            leased = len(self._leased)
             raise Full(
                 f"no room for {rows} rows of {vocab_size} logits ({n_bytes:,} bytes) in the arena of {self.size:,} bytes:"
-                f" {self._leased} leases are held and {self._allocator.held - self._leased} steps are outstanding."
+                f" {leased} leases are held and {self._allocator.held - leased} steps are outstanding."
                 " Release logits, keep copies, or make the client with a larger arena_bytes"
             )
         return offset + GUARD
 
+    def take(self, offset: int, rows: int, vocab_size: int) -> None:
+        """Reserve what was placed. Once more does nothing."""
+        self._allocator.take(offset - GUARD, _size(rows, vocab_size))
+
     def free(self, offset: int) -> None:
-        """Rows of a step that ended without an answer."""
-        self._allocator.free(offset - GUARD)
+        """Rows of a step that ended without an answer. Once more does nothing."""
+        if self._allocator.holds(offset - GUARD):
+            self._allocator.free(offset - GUARD)
 
     def lease(self, offset: int, rows: int, vocab_size: int) -> LogitsBlock:
         """The answer in these rows. They come back when the block and every array made from it are gone."""
-        self._leased += 1
-        exporter = _Lease(self._bytes, self._address + offset, (rows, vocab_size), offset, self._ended)
-        return LogitsBlock.over(np.asarray(exporter), exporter.end)
+        lease = self.lease_to_be(offset, rows, vocab_size)
+        block = lease.block()
+        lease.begin()
+        return block
+
+    def lease_to_be(self, offset: int, rows: int, vocab_size: int) -> Lease:
+        """The same, for one who has it begin once what holds it has its place."""
+        self._leased.add(offset)
+        return Lease(self._bytes, self._address + offset, (rows, vocab_size), offset, self._ended)
 
     def _collect(self) -> None:
-        while self._ended:
-            self._allocator.free(self._ended.popleft() - GUARD)
-            self._leased -= 1
+        ended = self._ended
+        while ended:
+            offset = ended[0]
+            self.free(offset)
+            self._leased.discard(offset)
+            ended.popleft()
 
 
-class _Lease:
+def _size(rows: int, vocab_size: int) -> int:
+    return rows * vocab_size * LOGIT_SIZE + 2 * GUARD
+
+
+class Lease:
     """What stands at the base of every array made from a step's logits, so that any slice keeps the rows.
 
     numpy keeps the object whose ``__array_interface__`` it read as the array's base, however often it is sliced.
     """
 
-    _ended: deque[int] | None = None
+    _owed: list[int] | None = None
+    """Its offset, from its beginning to its end."""
+    _began = False
 
     def __init__(
         self, arena: npt.NDArray[np.uint8], address: int, shape: tuple[int, int], offset: int, ended: deque[int]
@@ -89,10 +117,20 @@ class _Lease:
             "data": (address, True),
         }
 
+    def block(self) -> LogitsBlock:
+        return LogitsBlock.over(np.asarray(self), self.end)
+
+    def begin(self) -> None:
+        """From now on its end gives the rows back. Once more does nothing."""
+        if not self._began:
+            self._owed = [self._offset]
+            self._began = True
+
     def end(self) -> None:
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended.append(self._offset)
+        owed = self._owed
+        if owed:
+            # One call: an interrupt neither loses nor doubles it.
+            self._ended.extend(map(owed.pop, _FIRST))
 
     def __del__(self) -> None:
         self.end()

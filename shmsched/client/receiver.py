@@ -12,17 +12,22 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-from shmsched.client.interrupts import Deferred
 from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
 from shmsched.client.waker import Waker
 from shmsched.errors import ClientClosed, Full, ShmschedError
+from shmsched.futures import LightFuture
+from shmsched.locks import Bell, runs
 from shmsched.saying import say_trace
+from shmsched.wire.inbound import AT_ONCE
 from shmsched.wire.link import Link
 
 PARK_S = 0.005
 """How long the thread stands aside before it looks again. What only it would read or send waits so long at most."""
+LONG_PARK_S = 0.25
+"""The same while a caller waits for something slow, which wakes it as it leaves, unless interrupts keep it from that."""
 
 
 class Receiver(threading.Thread):
@@ -37,7 +42,6 @@ class Receiver(threading.Thread):
         self._turn: dict[str, int] = {}
         """Under "turn" the thread that reads and handles, if any. Taking it with ``setdefault`` says in one instruction who has
         it: an interrupt right after a lock was acquired would leave it acquired."""
-        self._interrupts = Deferred()
         self._reading = False
         """A caller reads."""
         self._read = False
@@ -47,10 +51,12 @@ class Receiver(threading.Thread):
         self._aside = False
         """The thread stands aside, and will flush what is left for later when it looks again."""
         self._parked_for_long = False
-        self._look = threading.Event()
+        self._look = Bell()
         self._handler = 0
         """The thread that handles frames now, and runs callbacks."""
         self._ended = False
+        self._left = False
+        """The thread has nothing left to do."""
         self._poll = select.poll()
         """The callers' own: a poll object is for one thread at a time."""
         self._poll.register(link.fileno(), select.POLLIN)
@@ -65,27 +71,69 @@ class Receiver(threading.Thread):
     # --- the thread -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        while not self._ended:
-            if self._reading or self._read:
-                self._stand_aside()
-            elif (events := self._poll_of_thread.poll()) and not self._reading and self._take_turn():
-                try:
-                    if any(fd != self._link.fileno() for fd, _ in events):
-                        self._woken()
-                    self._take_in()
-                finally:
-                    self._turn.clear()
+        while not self._left:
+            try:
+                self._go_on()
+            except BaseException as e:
+                self._struck(e)
+
+    def _go_on(self) -> None:
+        if self._ended:
+            self._wind_up()
+        elif self._reading or self._read:
+            self._stand_aside()
+        else:
+            events = [] if self._link.inbound.waits else self._poll_of_thread.poll()
+            if not self._reading and self._take_turn():
+                if any(fd != self._link.fileno() for fd, _ in events):
+                    self._woken()
+                self._take_in()
+                self._turn.clear()
+
+    def _struck(self, error: BaseException) -> None:
+        """Somebody has raised something in this thread, a callback of a future has, or the fault is ours. Nobody may wait for this
+        connection from now on; and should it happen once more, nobody may either."""
+        try:
+            what = f"the client's receiver was ended by {type(error).__name__}: {error}"
+            self._recover()
+            self._end(error if isinstance(error, ShmschedError) else ClientClosed(f"{what}. Make a new client"))
+            if not isinstance(error, ShmschedError):
+                say_trace()
+        except BaseException:
+            if not self._ended:
+                self._struck(error)
+
+    def _wind_up(self) -> None:
         if self._state.closed:
             self._link.close()
         while not self._take_turn():
             time.sleep(PARK_S)
+            self._reclaim_turn()
         # A caller that still waited has gone, and no other one will. The client is kept by nothing of ours from here on.
         self._waker = None
-        del self._make_session
+        self.__dict__.pop("_make_session", None)
+        self._left = True
 
     def _take_turn(self) -> bool:
         me = threading.get_ident()
         return self._turn.setdefault("turn", me) == me
+
+    def _reclaim_turn(self) -> None:
+        """From a caller that interrupts have kept from giving it back: one that does not read."""
+        holder = self._turn.get("turn")
+        if holder is not None and holder != self.ident and not runs(holder, Receiver.read_until.__code__):
+            self._reading = False
+            self._turn.clear()
+
+    def _recover(self) -> None:
+        """After an exception: keep nothing that others wait for."""
+        me = threading.get_ident()
+        self._channel.interrupted()
+        if self._handler == me:
+            self._handler = 0
+        if self._turn.get("turn") == me:
+            self._leave()
+            self._look.ring()
 
     def _stand_aside(self) -> None:
         # The one that reads has done so since the last look: it waits for something slow, and wakes the thread as it leaves.
@@ -96,10 +144,11 @@ class Receiver(threading.Thread):
             # It may have left between the two, and then did not see that it had to wake anybody.
             long = self._reading
         self._aside = True
-        self._look.wait(None if long else PARK_S)
+        woken = self._look.wait(LONG_PARK_S if long else PARK_S)
         self._aside = False
-        self._look.clear()
         self._parked_for_long = False
+        if long and not woken:
+            self._reclaim_turn()
         # Whatever was left for later before it said that it is back.
         try:
             self._channel.flush()
@@ -109,7 +158,7 @@ class Receiver(threading.Thread):
 
     def wake(self) -> None:
         """Have the thread look now."""
-        self._look.set()
+        self._look.ring()
 
     def withdraw(self, reply: Reply) -> bool:
         return self._channel.withdraw(reply)
@@ -132,6 +181,12 @@ class Receiver(threading.Thread):
 
     # --- a caller -------------------------------------------------------------------------------------------------------
 
+    def wait_for(self, future: LightFuture[Any], deadline: float | None) -> bool:
+        """Wait until it is settled, reading in the thread's stead if nobody else does. False if ``deadline`` came first."""
+        if not self.read_until(future.done, deadline) or not future.done():
+            return future.wait_until_done(deadline)
+        return True
+
     def read_until(self, ready: Callable[[], bool], deadline: float | None) -> bool:
         """Read until ``ready()``, or until ``deadline`` in seconds of ``time.monotonic()``. False, at once, if another one reads.
 
@@ -139,6 +194,9 @@ class Receiver(threading.Thread):
         """
         if self._handler:
             self.refuse_in_callback("wait for another answer")
+        if self._channel.lock.mine:
+            # Interrupts have kept an earlier call from giving it back.
+            self._channel.interrupted()
         try:
             if not self._take_turn():
                 self._followers += 1
@@ -146,6 +204,9 @@ class Receiver(threading.Thread):
             self._reading = True
             while not ready() and not self._ended:
                 self._channel.flush()
+                if self._link.inbound.waits:
+                    self._take_in()
+                    continue
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
@@ -154,12 +215,13 @@ class Receiver(threading.Thread):
                     self._woken()
                 elif events:
                     self._take_in()
+            self._leave()
         except ShmschedError:
             # It cannot be flushed: the daemon is gone. What it had still said is read next, by the thread.
-            pass
-        finally:
-            if self._turn.get("turn") == threading.get_ident():
-                self._leave()
+            self._recover()
+        except BaseException:
+            self._recover()
+            raise
         return True
 
     def _leave(self) -> None:
@@ -169,7 +231,7 @@ class Receiver(threading.Thread):
         self._reading = False
         self._turn.clear()
         if followers or self._parked_for_long or self._ended:
-            self._look.set()
+            self._look.ring()
 
     def expects_more(self) -> bool:
         """Whether what has just been submitted may wait for what follows: other sessions were answered together with this one,
@@ -190,40 +252,37 @@ class Receiver(threading.Thread):
 
     def handles_here(self) -> bool:
         """Whether this very thread handles frames, and waits in vain for whatever they bring."""
-        return threading.get_ident() == self._handler
+        me = threading.get_ident()
+        if me != self._handler:
+            return False
+        if not runs(me, Receiver._take_in.__code__):
+            # Interrupts have kept it from saying that it is done.
+            self._handler = 0
+            return False
+        return True
 
     # --- both -----------------------------------------------------------------------------------------------------------
 
     def _take_in(self) -> None:
-        """Handle what has arrived. Whoever calls has the turn."""
-        with self._interrupts:
-            self._handle_arrived()
-
-    def _handle_arrived(self) -> None:
+        """Handle what has arrived. Whoever calls has the turn. What an interrupt keeps from it is still there for whoever comes
+        next; a frame may be handled twice."""
         self._handler = threading.get_ident()
         outstanding = self._channel.outstanding
+        inbound, handle = self._link.inbound, self._state.handle
         try:
-            arrived = self._link.receive_ready()
+            arrived = inbound.arrived(AT_ONCE)
             if arrived is None:
                 self._end(self._state.end_of_stream())
-                return
-            for message in arrived:
-                self._state.handle(message, self._make_session)
+            else:
+                for message in arrived:
+                    handle(message, self._make_session)
+                    inbound.handled()
         except ShmschedError as e:
             self._end(e)
-        except BaseException as e:
-            # A second interrupt in the middle of this leaves things half done; a callback may have raised SystemExit; or the
-            # fault is ours. Nobody may wait for this connection from now on.
-            what = f"the client's receiver was ended by {type(e).__name__}: {e}"
-            self._end(ClientClosed(f"{what}. Make a new client"))
-            if not isinstance(e, Exception) and threading.current_thread() is not self:
-                raise
-            say_trace()
-        finally:
-            self._handler = 0
-            self._answers = outstanding - self._channel.outstanding
+        self._handler = 0
+        self._answers = outstanding - self._channel.outstanding
 
     def _end(self, error: ShmschedError) -> None:
-        self._ended = True
         self._state.end(error)
-        self._look.set()
+        self._ended = True
+        self._look.ring()

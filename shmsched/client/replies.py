@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from typing import NamedTuple
 
 from shmsched.errors import ShmschedError, StepCancelled
 from shmsched.not_copied import NotCopied
 from shmsched.steps import Response
+
+_NO_LIMIT = 1 << 62
 
 
 class Reply:
@@ -23,13 +24,17 @@ class Reply:
     arrived = 0.0
     """When its answer came, in seconds of ``time.monotonic()``. Said before it is settled."""
 
+    def withdraw(self) -> None:
+        """It is being cancelled, as is decided. Under the channel's lock; once more does nothing."""
+        self.withdrawn = True
+
     @abstractmethod
     def done(self) -> bool:
         """Whether it is settled."""
 
     @abstractmethod
     def settle(self, response: Response) -> None:
-        """The answer came. Like all three, it does nothing where another one came first."""
+        """The answer came. Like all three, it does nothing where another one came first, and may be called again."""
 
     @abstractmethod
     def settle_failed(self, error: ShmschedError) -> None: ...
@@ -53,12 +58,20 @@ class TokenStream(NotCopied, Reply):
 
     ``taken`` counts those that its consumer has taken. The session holds the prompt and all tokens but the last that came:
     that one is sampled, and not fed yet.
+
+    One receives and one takes, without a lock between them: ``came`` and ``taken`` only grow, each by one store of its own side.
     """
 
     def __init__(self) -> None:
-        self.tokens: deque[SampledToken] = deque()
-        """Those that have come and were not taken."""
+        self._tokens: list[SampledToken | None] = []
+        """All that have come. Those that were taken leave their places."""
+        self.came = 0
+        """How many there are to take, or were."""
         self.taken = 0
+        self._limit = _NO_LIMIT
+        """How many may be taken: where it is being cancelled, no more than were then."""
+        self._n_in_all: int | None = None
+        """How many tokens it has, once the last has come."""
         self.ended = False
         self.cancelled = False
         self.error: ShmschedError | None = None
@@ -90,17 +103,25 @@ class TokenStream(NotCopied, Reply):
         return self.ended
 
     @property
+    def ready(self) -> bool:
+        """Whether ``take`` has something to say."""
+        return self.taken < self.came or self.ended
+
+    @property
     def last(self) -> bool:
         """Whether the token taken last is the last one."""
-        return self.ended and not self.tokens and self.error is None and not self.cancelled
+        return self.ended and self.taken >= self.came and self.error is None and not self.cancelled
 
     def take(self) -> SampledToken | None:
         """The next token, if it is here. Raises why there will not be one: StepError, or EOFError after the last."""
         # Before the tokens: the last one may come, and the end with it, right after a look that has found none.
-        ended = self.ended
-        if self.tokens:
-            self.taken += 1
-            return self.tokens.popleft()
+        ended, n = self.ended, self.taken
+        if n < self.came and n < self._limit:
+            token = self._tokens[n]
+            if n:
+                self._tokens[n - 1] = None
+            self.taken = n + 1
+            return token
         if self.error is not None:
             raise type(self.error)(str(self.error))
         if ended:
@@ -112,34 +133,52 @@ class TokenStream(NotCopied, Reply):
         """Where the session stands for one who has taken ``taken`` tokens and none of what came after."""
         return self.prompt_end + self.taken - 1 if self.taken else self.start
 
-    def end_here(self) -> None:
-        """It was withdrawn: what came and was not taken does not count."""
-        self.tokens.clear()
-        self.cancelled = self.ended = True
-        self.wake()
+    # --- under the channel's lock; each may be called again --------------------------------------------------------------
 
-    def streamed(self, tokens: list[SampledToken]) -> None:
-        """They came, and more will."""
-        if not self.ended:
-            self.tokens += tokens
-            self.wake()
+    def hold(self) -> None:
+        """No more is to be taken, while it is decided whether to cancel it."""
+        self._limit = self.taken
+
+    def go_on(self) -> None:
+        """It was not."""
+        if not self.withdrawn:
+            self._limit = _NO_LIMIT
+
+    @property
+    def held(self) -> bool:
+        return self._limit != _NO_LIMIT
+
+    def withdraw(self) -> None:
+        """What came and was not taken does not count."""
+        self.withdrawn = self.cancelled = True
+        self.ended = True
+
+    def put(self, n: int, tokens: list[SampledToken]) -> None:
+        """They came after the first ``n``, and more will."""
+        self._tokens[n:] = tokens
+        self.came = n + len(tokens)
+
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def settle(self, response: Response) -> None:
-        if self.ended:
-            return
-        assert response.logprobs is not None
-        self.tokens.append(SampledToken(int(response.tokens[0]), float(response.logprobs[0]), self.arrived))
-        self.ended = True
+        if not self.ended:
+            assert response.logprobs is not None
+            if self._n_in_all is None:
+                n = self.came
+                self._tokens[n:] = [SampledToken(int(response.tokens[0]), float(response.logprobs[0]), self.arrived)]
+                self._n_in_all = n + 1
+            self.came = self._n_in_all
+            self.ended = True
         self.wake()
 
     def settle_failed(self, error: ShmschedError) -> None:
         if not self.ended:
             self.error = error
             self.ended = True
-            self.wake()
+        self.wake()
 
     def settle_cancelled(self) -> None:
-        # Its own cancelling ends it with ``end_here``.
+        # Its own cancelling has ended it.
         if not self.withdrawn:
             self.settle_failed(
                 StepCancelled("an earlier step of the session was cancelled, and this generation with it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.generation import Drafter, EngineDraft, Generation, LogitsProcessor
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.session_core import SessionCore
+from shmsched.client.state import MakeSession, Opening
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.steps import Tokens
+from shmsched.wire import frames
 
 if TYPE_CHECKING:
     from shmsched.client.client import Client
@@ -146,3 +149,17 @@ class Session(SessionCore):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def session_maker(client: Client) -> MakeSession:
+    """Makes sessions for the client, and does not keep it alive."""
+    reference = weakref.ref(client)
+
+    def make_session(opened: frames.SessionOpened, asked: Opening) -> Session | None:
+        client = reference()
+        if client is None:
+            return None
+        model = client._model_of(opened)
+        return Session(client, opened.session, model, opened.engine, asked.seed, asked.options)
+
+    return make_session

@@ -120,8 +120,8 @@ class SessionCore(NotCopied):
     def leave(self, course: Course, position: int, unfed: int | None, held: str | None) -> None:
         """A generation ends, and leaves the session to go on at ``position``; another one's session is not its concern."""
         if self._course is course:
-            self._course = None
             self.rest(position, unfed, held)
+            self._course = None
 
     def release(self, course: Course) -> None:
         """A generation is over, whatever became of it."""
@@ -179,13 +179,12 @@ class SessionCore(NotCopied):
         self._position = start + len(tokens) // 4
         self.unfed = None
 
-    def fed(self, tokens: list[int]) -> int:
-        """The scheduler has fed tokens that it had just given. Returns where the last of them is."""
+    def was_fed(self, position: int, tokens: list[int]) -> None:
+        """The scheduler has fed tokens that it had just given, from ``position`` on. Once more changes nothing."""
         history = self._fed
-        del history[self._position :]
+        del history[position:]
         history.extend(tokens)
-        self._position += len(tokens)
-        return self._position - 1
+        self._position = position + len(tokens)
 
     def rewound(self, request: int, position: int) -> None:
         """From number ``request`` on, the session goes on at ``position``."""

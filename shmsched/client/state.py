@@ -6,12 +6,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from shmsched.client.arrivals import Arrivals
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore
 from shmsched.errors import (
+    ClientClosed,
     Full,
     ProtocolError,
     SchedulerDied,
@@ -31,19 +33,29 @@ LAST_WORD_S = 1.0
 
 
 class Answer(Protocol):
-    """A future of either kind: ``concurrent.futures`` or ``asyncio``."""
+    """A future of either kind, a light one or asyncio's, that nobody has callbacks of his own at: it is settled under the lock."""
 
     def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> Any: ...
     def set_result(self, result: Any, /) -> None: ...
     def set_exception(self, exception: BaseException, /) -> None: ...
 
 
-class Opening(NamedTuple):
-    """A session that was asked for."""
+class Opening:
+    """A session that is asked for."""
 
-    answer: Answer
-    seed: int
-    options: bytes
+    __slots__ = ("answer", "given_up", "number", "options", "seed")
+
+    def __init__(self, answer: Answer, seed: int, options: bytes) -> None:
+        self.answer = answer
+        self.seed = seed
+        self.options = options
+        self.number: int | None = None
+        """Once it may have been asked."""
+        self.given_up = False
+        """It is not waited for any longer, but for why it was not opened."""
 
 
 MakeSession = Callable[[frames.SessionOpened, Opening], SessionCore | None]
@@ -55,6 +67,7 @@ class ClientState:
 
     def __init__(self, link: Link, channel: Channel, models: dict[str, Model], daemon_pid: int) -> None:
         self.channel = channel
+        self.arrivals = Arrivals(channel)
         self.models = models
         self.daemon_pid = daemon_pid
         self.sessions: dict[int, weakref.ref[SessionCore]] = {}
@@ -62,10 +75,10 @@ class ClientState:
         self.dropped: deque[int] = deque()
         """Sessions that were collected before they were closed. Finalizers append to it, with no lock."""
         self.opening: dict[int, Opening] = {}
-        self.given_up: set[int] = set()
-        """Those of them that are not waited for any longer, but for why they were not opened."""
         self.arena: Answer | None = None
         """The answer to the question for an arena, once asked."""
+        self.mapping = False
+        """The arena's descriptor was taken, and nobody else will get another one."""
         self.stopping = False
         self.closed = False
         self._link = link
@@ -76,25 +89,17 @@ class ClientState:
         """One frame from the daemon. Raises what it says where it lets the client go, or ProtocolError."""
         match message:
             case frames.Completions():
-                self.channel.completions(message)
+                self.arrivals.completions(message)
             case frames.Failed():
-                self.channel.failed(message)
+                self.arrivals.failed(message)
             case frames.Returned():
-                self.channel.returned(message)
+                self.arrivals.returned(message)
             case frames.SessionOpened():
-                self._session_opened(message, make_session)
-            case frames.SessionRefused(session, code, text):
-                with self.channel.lock:
-                    asked = self.opening.pop(session, None)
-                    self.given_up.discard(session)
-                if asked is not None:
-                    _fail(asked.answer, error_of(code, text))
-            case frames.SessionEnded(session, code, text):
-                with self.channel.lock:
-                    reference = self.sessions.pop(session, None)
-                    lost = None if reference is None else reference()
-                    if lost is not None:
-                        lost.ended = error_of(code, text)
+                self.channel.under_lock(self._session_opened, message, make_session)
+            case frames.SessionRefused():
+                self.channel.under_lock(self._session_refused, message)
+            case frames.SessionEnded():
+                self.channel.under_lock(self._session_ended, message)
             case frames.Model():
                 self.models = with_model(self.models, message)
             case frames.Arena(size):
@@ -109,39 +114,58 @@ class ClientState:
             case _:
                 raise ProtocolError(f"the daemon sent a client a {type(message).__name__} frame")
 
+    # Each of these may be handled once more, where an interrupt came: what says that it was is the last to go.
+
+    def _session_opened(self, message: frames.SessionOpened, make_session: MakeSession) -> None:
+        number = message.session
+        asked = self.opening.get(number)
+        if asked is None:
+            # Its opener gave up waiting, and its CloseSession is on the way.
+            return
+        if asked.given_up:
+            # It was open before the scheduler heard of that, and is closed now.
+            _fail(asked.answer, Full(""))
+            self.opening.pop(number, None)
+            return
+        if not asked.answer.done():
+            session = make_session(message, asked)
+            if session is not None:
+                asked.answer.set_result(session)
+        opened = _held_by(asked.answer)
+        if opened is None or opened.ended is not None:
+            # Nobody waits for it any more, or nobody has it.
+            self.send_close(number)
+        else:
+            self.sessions[number] = weakref.ref(opened)
+        self.opening.pop(number, None)
+
+    def _session_refused(self, message: frames.SessionRefused) -> None:
+        asked = self.opening.get(message.session)
+        if asked is not None:
+            _fail(asked.answer, error_of(message.code, message.message))
+            self.opening.pop(message.session, None)
+
+    def _session_ended(self, message: frames.SessionEnded) -> None:
+        lost = self.session(message.session)
+        if lost is not None:
+            lost.ended = error_of(message.code, message.message)
+        self.sessions.pop(message.session, None)
+
     def _arena_came(self, size: int) -> None:
+        if self.mapping:
+            raise ClientClosed("an interrupt has kept the client from mapping its arena; make a new client")
+        self.mapping = True
         try:
             segment = Segment(self._link.descriptor(), size)
         except SharedMemoryError as e:
             # The step that wanted it fails, and the next one asks again: everything else goes on.
             if self.arena is not None:
                 _fail(self.arena, e)
-            return
-        segment.close_descriptor()
-        if self.arena is not None and not self.arena.done():
-            self.arena.set_result(segment)
-
-    def _session_opened(self, message: frames.SessionOpened, make_session: MakeSession) -> None:
-        with self.channel.lock:
-            asked = self.opening.pop(message.session, None)
-            if asked is None:
-                # Its opener gave up waiting, and its CloseSession is on the way.
-                return
-            if message.session in self.given_up:
-                # It was open before the scheduler heard of that, and is closed now.
-                self.given_up.discard(message.session)
-                session = None
-            else:
-                session = None if asked.answer.done() else make_session(message, asked)
-                if session is None:
-                    self._send_close(message.session)
-                    return
-            if session is not None:
-                self.sessions[message.session] = weakref.ref(session)
-        if session is None:
-            _fail(asked.answer, Full(""))
-        elif not asked.answer.done():
-            asked.answer.set_result(session)
+        else:
+            segment.close_descriptor()
+            if self.arena is not None and not self.arena.done():
+                self.arena.set_result(segment)
+        self.mapping = False
 
     def session(self, number: int) -> SessionCore | None:
         """The session with this number, if it has not ended."""
@@ -150,14 +174,18 @@ class ClientState:
 
     def close_dropped(self) -> None:
         """Tell the scheduler of sessions that were collected."""
-        with self.channel.lock:
-            while self.dropped:
-                # Said before it is forgotten: an interrupt may come between. Said twice, it is ignored.
-                self.sessions.pop(self.dropped[0], None)
-                self._send_close(self.dropped[0])
-                self.dropped.popleft()
+        if self.dropped:
+            self.channel.under_lock(self._close_dropped)
 
-    def _send_close(self, number: int) -> None:
+    def _close_dropped(self) -> None:
+        while self.dropped:
+            # Said before it is forgotten: an interrupt may come between. Said twice, it is ignored.
+            self.sessions.pop(self.dropped[0], None)
+            self.send_close(self.dropped[0])
+            self.dropped.popleft()
+
+    def send_close(self, number: int) -> None:
+        """Of a session that may be open, under the lock: twice does no harm, and to close one that was never asked for does none."""
         if self.channel.dead is None:
             try:
                 self.channel.outbox.send(frames.CloseSession(number))
@@ -175,21 +203,28 @@ class ClientState:
 
     def end(self, error: ShmschedError) -> None:
         """The connection is over: everything outstanding and every question fails with ``error``, every session has ended."""
-        self.channel.end(error)
-        with self.channel.lock:
-            opening = list(self.opening.values())
-            self.opening.clear()
-            self.given_up.clear()
-            for reference in self.sessions.values():
-                session = reference()
-                if session is not None:
-                    session.ended = session.ended or error
-            self.sessions.clear()
-            arena = self.arena
-        for asked in opening:
+        self.arrivals.end(error)
+        self.channel.under_lock(self._end_all, error)
+
+    def _end_all(self, error: ShmschedError) -> None:
+        for reference in self.sessions.values():
+            session = reference()
+            if session is not None:
+                session.ended = session.ended or error
+        for asked in self.opening.values():
             _fail(asked.answer, error)
-        if arena is not None:
-            _fail(arena, error)
+        if self.arena is not None:
+            _fail(self.arena, error)
+        self.sessions.clear()
+        self.opening.clear()
+
+
+def _held_by(answer: Answer) -> SessionCore | None:
+    """The session that it was given."""
+    if not answer.done() or answer.cancelled() or answer.exception() is not None:
+        return None
+    session: SessionCore = answer.result()
+    return session
 
 
 def _fail(answer: Answer, error: ShmschedError) -> None:

@@ -13,27 +13,28 @@ class Waker:
     has one, and so never writes into what has taken the number since."""
 
     def __init__(self) -> None:
-        self._fd = -1
+        self._fds: list[int] = []
         try:
-            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            # One call, from the system call to where it is kept: an interrupt comes before it or after it.
+            self._fds.extend(map(os.eventfd, (0,), (os.EFD_NONBLOCK | os.EFD_CLOEXEC,)))
         except OSError as e:
             raise SystemLimit(f"a client needs a descriptor: {lacking(e)}") from e
 
     def fileno(self) -> int:
-        return self._fd
+        return self._fds[0]
 
     def wake(self) -> None:
         """Have whoever polls look, now or the next time that it polls."""
-        os.eventfd_write(self._fd, 1)
+        os.eventfd_write(self._fds[0], 1)
 
     def rest(self) -> None:
         """Whoever polls has woken."""
         try:
-            os.eventfd_read(self._fd)
+            os.eventfd_read(self._fds[0])
         except BlockingIOError:
             # Another one has seen it first.
             pass
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        for fd in getattr(self, "_fds", ()):
+            os.close(fd)

@@ -106,6 +106,12 @@ class RecordReader:
 
     def take_until(self, written: int) -> bytes:
         """The rows from the last call up to ``written``. Raises ValueError if there cannot be so many."""
+        rows = self.rows_until(written)
+        self.read = written
+        return rows
+
+    def rows_until(self, written: int) -> bytes:
+        """The same, for one who sets ``read`` to ``written`` when it has made something of them."""
         n = written - self.read
         if n == 0:
             return b""
@@ -113,6 +119,5 @@ class RecordReader:
             raise ValueError(f"a ring of {self.capacity} rows read up to {self.read} cannot be written up to {written}")
         at, size = self.read % self.capacity, self._row_size
         first = min(n, self.capacity - at)
-        self.read = written
         rows = bytes(self._bytes[at * size : (at + first) * size])
         return rows if first == n else rows + bytes(self._bytes[: (n - first) * size])

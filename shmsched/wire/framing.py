@@ -39,18 +39,23 @@ class FrameSplitter:
                 return []
             data = bytes(self._pending)
             self._pending.clear()
-        at, n, available = 0, 0, len(data)
-        self._wanted = 4
-        payloads = []
-        while available - at >= 4:
-            (n,) = _LENGTH.unpack_from(data, at)
-            if not 0 < n <= self._max_frame:
-                raise ProtocolError(f"a frame of {n} bytes; at most {self._max_frame} are allowed")
-            if available - at - 4 < n:
-                self._wanted = 4 + n
-                break
-            payloads.append(data[at + 4 : at + 4 + n])
-            at += 4 + n
-        if at < available:
+        payloads, at, self._wanted = cut(data, self._max_frame)
+        if at < len(data):
             self._pending += data[at:]
         return payloads
+
+
+def cut(data: bytes, max_frame: int = MAX_FRAME) -> tuple[list[bytes], int, int]:
+    """The payloads that are whole in ``data``, where the rest begins, and how long that must be to be looked at again. Raises
+    ProtocolError at a length that no frame has."""
+    at, available = 0, len(data)
+    payloads: list[bytes] = []
+    while available - at >= 4:
+        (n,) = _LENGTH.unpack_from(data, at)
+        if not 0 < n <= max_frame:
+            raise ProtocolError(f"a frame of {n} bytes; at most {max_frame} are allowed")
+        if available - at - 4 < n:
+            return payloads, at, 4 + n
+        payloads.append(data[at + 4 : at + 4 + n])
+        at += 4 + n
+    return payloads, at, 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import errno
 import os
 import select
@@ -10,60 +9,64 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from shmsched.errors import (
-    ProtocolError,
-    SchedulerDied,
-    SchedulerUnreachable,
-    SharedMemoryLimit,
-    ShmschedError,
-    SystemLimit,
-)
+from shmsched.errors import SchedulerDied, SchedulerUnreachable, ShmschedError, SystemLimit
 from shmsched.limits import is_no_thread, is_shortage, lacking
-from shmsched.wire.codec import pack, unpack
+from shmsched.locks import OwnedLock
+from shmsched.wire.codec import pack
 from shmsched.wire.credentials import credentials, name_of, refuse_other_users
 from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
-from shmsched.wire.framing import FrameSplitter, framed
+from shmsched.wire.framing import framed
+from shmsched.wire.inbound import AT_ONCE, WAITING, Inbound
 from shmsched.wire.socket_lock import holder_of, is_held
 from shmsched.wire.socket_path import check_path_length, default_socket
 
-READ_SIZE = 1 << 16
 RETRY_S = 0.02
 BACKLOG_S = 5.0
 """How long to keep trying while the daemon's backlog is full."""
-# Plain numbers: to combine members of an enum takes 3 us each time.
-_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000))
-_CLOSE_ON_EXEC_AND_NOW = _CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
-_DONTWAIT, _TRUNCATED = int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)
-_MAX_DESCRIPTORS = 64
-_LOST = -1
-_ANCILLARY = socket.CMSG_SPACE(8 * 4)
+_DONTWAIT_ONCE = (int(socket.MSG_DONTWAIT),)
+
+Outgoing = list[Any]
+"""A frame on its way: its bytes, and how many of them each system call took."""
+
+
+class _Socket(socket.socket):
+    """One that an interrupt has lost is closed without a word."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Link:
     """Frames to and from the scheduler, over a ``multiprocessing`` connection that it takes over.
 
-    ``send`` may be called from any thread, ``receive`` from one at a time.
+    ``send`` may be called from any thread, ``receive`` from one at a time. An interrupt that ends either loses nothing and doubles
+    nothing: a frame is sent or not at all, what was half sent is finished by the next ``send`` or ``flush``, and what has arrived is
+    there for the next one who asks.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection | socket.socket) -> None:
         # One owner for the descriptor: two would close it twice, the second time perhaps somebody else's.
-        with connection:
-            self._sock = socket.socket(fileno=os.dup(connection.fileno()))
-        self._splitter = FrameSplitter()
-        self._send_lock = threading.Lock()
-        self._outbound = bytearray()
+        if isinstance(connection, socket.socket):
+            self._sock = connection
+        else:
+            with connection:
+                self._sock = _Socket(fileno=os.dup(connection.fileno()))
+        self.inbound = Inbound(self._sock)
+        self._send_lock = OwnedLock()
+        self._outbound: deque[Outgoing] = deque()
+        """Frames that are not known to be with the kernel, in order."""
+        self._write = self._sock.send
         self._flusher: threading.Thread | None = None
-        self.frames_sent = 0
-        """Frames that are on their way, whatever an interrupt did to the ``send`` that took them."""
         self.on_outbound: Callable[[], None] | None = None
         """If set, ``send`` leaves everything to ``flush`` and calls this when there is something to flush."""
-        self._descriptors: list[int] = []
-        """Those that came, in order, each with a frame of its own; _LOST for one that the kernel had to drop."""
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._closed = False
@@ -97,22 +100,22 @@ class Link:
     @classmethod
     def _greet(cls, path: str | os.PathLike[str], role: Role) -> Link:
         """One attempt: a Unix socket connects at once or not at all."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = _Socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
             sock.connect(os.fspath(path))
             sock.setblocking(True)
             refuse_other_users(credentials(sock)[1])
+            link = cls(sock)
+            try:
+                link.send(Hello(MAGIC, MAJOR, MINOR, role))
+            except SchedulerDied:
+                # Refused before it was greeted: why, is there to be received.
+                pass
+            return link
         except BaseException:
             sock.close()
             raise
-        link = cls(Connection(sock.detach()))
-        try:
-            link.send(Hello(MAGIC, MAJOR, MINOR, role))
-        except SchedulerDied:
-            # Refused before it was greeted: why, is there to be received.
-            pass
-        return link
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -124,35 +127,38 @@ class Link:
         """
         self.send_packed(framed(pack(message)))
 
-    def send_packed(self, data: bytes) -> None:
-        """``send`` of a frame that is packed already."""
-        with self._send_lock:
-            # Counted before: an interrupt that arrives during the system call is raised right after it.
-            self.frames_sent += 1
-            if self._outbound or self.on_outbound is not None:
-                self._outbound += data
-                if self.on_outbound is None:
+    def send_packed(self, data: bytes, frame: Outgoing | None = None) -> None:
+        """``send`` of a frame that is packed already. ``frame``: ``outgoing(data)``, for one who may come again with it after an
+        interrupt, and wants it sent once."""
+        if frame is None:
+            frame = [data]
+        outbound = self._outbound
+        try:
+            with self._send_lock:
+                if len(frame) > 1 or (outbound and outbound[-1] is frame):
+                    # It was taken before.
                     self._push()
-                elif len(self._outbound) == len(data):
+                    return
+                outbound.append(frame)
+                if self.on_outbound is not None:
                     self.on_outbound()
-                return
-            try:
-                sent = self._sock.send(data, _DONTWAIT)
-            except BlockingIOError:
-                sent = 0
-            except OSError as e:
-                self.frames_sent -= 1
+                elif outbound[0] is frame:
+                    self._write_some(frame, data)
+                    if frame[-1] == len(data):
+                        outbound.popleft()
+                    else:
+                        self._push()
+                else:
+                    self._push()
+        except BaseException as e:
+            self._send_lock.give_up()
+            if isinstance(e, OSError) and e.errno is not None:
                 raise self._gone(e) from e
-            if sent < len(data):
-                self._outbound += data[sent:]
-                self._push()
+            raise
 
     def can_send(self, timeout: float) -> bool:
         """Whether ``send`` can be called here: not by a finalizer that runs in the middle of one, on its very thread."""
-        if not self._send_lock.acquire(timeout=timeout):
-            return False
-        self._send_lock.release()
-        return True
+        return self._send_lock.can_be_had(timeout)
 
     def flush(self) -> bool:
         """Send what waits. True if nothing is left, as far as this side knows.
@@ -161,23 +167,43 @@ class Link:
         """
         if not self._outbound:
             return True
-        with self._send_lock:
-            return self._push()
+        try:
+            with self._send_lock:
+                return self._push()
+        except BaseException as e:
+            self._send_lock.give_up()
+            if isinstance(e, OSError) and e.errno is not None:
+                raise self._gone(e) from e
+            raise
+
+    def _write_some(self, frame: Outgoing, data: bytes) -> None:
+        """One system call; the frame notes how much of ``data`` it took. An interrupt comes before both, or after."""
+        try:
+            frame.extend(map(self._write, (data,), _DONTWAIT_ONCE))
+        except BlockingIOError:
+            pass
 
     def _push(self) -> bool:
         """Send what waits, as far as the scheduler takes it; the rest is the flusher's. The caller holds the lock."""
-        if self._flusher is not None:
+        if self._flusher is not None and self._flusher.is_alive():
             return True
-        try:
-            while self._outbound:
-                del self._outbound[: self._sock.send(self._outbound, _DONTWAIT)]
-        except BlockingIOError:
-            if self.on_outbound is None:
-                self._leave_to_flusher()
-            return False
-        except OSError as e:
-            self._outbound.clear()
-            raise self._gone(e) from e
+        if self._all_written():
+            return True
+        if self.on_outbound is None:
+            self._leave_to_flusher()
+        return False
+
+    def _all_written(self) -> bool:
+        outbound = self._outbound
+        while outbound:
+            frame = outbound[0]
+            data, n, calls = frame[0], sum(frame[1:]), len(frame)
+            if n == len(data):
+                outbound.popleft()
+                continue
+            self._write_some(frame, data[n:])
+            if len(frame) == calls:
+                return False
         return True
 
     def _leave_to_flusher(self) -> None:
@@ -189,39 +215,41 @@ class Link:
             if not is_no_thread(e):
                 raise
             # Then the caller waits for the scheduler after all.
-            try:
-                while self._outbound:
-                    del self._outbound[: self._sock.send(self._outbound[:READ_SIZE])]
-            except OSError as gone:
-                self._outbound.clear()
-                raise self._gone(gone) from gone
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            while not self._all_written():
+                poll.poll()
 
     def _gone(self, cause: OSError) -> SchedulerDied:
+        """What it means that a system call has failed: one that has a number. (A signal's handler may raise an OSError as well,
+        TimeoutError say.)"""
+        self._outbound.clear()
         return SchedulerDied(f"the connection to the scheduler ({name_of(self.peer_pid)}) is gone: {cause}")
 
     def _flush(self) -> None:
         """Send what waits, at the scheduler's pace, until nothing does."""
-        try:
-            while True:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        while True:
+            try:
+                poll.poll()
                 with self._send_lock:
-                    data = bytes(self._outbound[:READ_SIZE])
-                    if not data:
+                    if self._all_written():
                         self._flusher = None
                         return
-                sent = self._sock.send(data)
-                with self._send_lock:
-                    del self._outbound[:sent]
-        except OSError:
-            # The connection is over: whoever receives from it is told, and the next ``send`` finds out by itself.
-            with self._send_lock:
-                self._outbound.clear()
-                self._flusher = None
+            except BaseException as e:
+                self._send_lock.give_up()
+                if isinstance(e, OSError) and e.errno is not None:
+                    # The connection is over: whoever receives from it is told, and the next ``send`` finds out by itself.
+                    self._outbound.clear()
+                    return
+                # Somebody wants this thread to end; the frames are to be sent all the same.
 
     def receive(self, timeout: float | None = None) -> list[Any] | None:
         """The frames that have arrived, waiting up to ``timeout`` seconds for the first; None at the end of the stream."""
         if timeout is not None and not self.wait_readable(timeout):
             return []
-        return self._receive(_CLOSE_ON_EXEC)
+        return self._receive(WAITING)
 
     def receive_for(self, seconds: float) -> None:
         """From now on a ``receive`` without a time-out of its own waits at most so long. May be called by a signal handler."""
@@ -230,49 +258,25 @@ class Link:
 
     def wait_readable(self, timeout: float | None = None) -> bool:
         """Wait until something has arrived, or the stream has ended. False after ``timeout`` seconds. One thread at a time."""
-        return bool(self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
+        return self.inbound.waits or bool(self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
     def receive_ready(self) -> list[Any] | None:
         """The frames that are here, without waiting; None at the end of the stream."""
-        return self._receive(_CLOSE_ON_EXEC_AND_NOW)
+        return self._receive(AT_ONCE)
 
-    def _receive(self, flags: int) -> list[Any] | None:
-        try:
-            data, ancillary, came, _ = self._sock.recvmsg(READ_SIZE, _ANCILLARY, flags)
-        except (InterruptedError, BlockingIOError):
-            return []
-        except OSError:
-            return None
-        if ancillary or came & _TRUNCATED:
-            self._take_descriptors(ancillary, came)
-        if not data:
-            return None
-        return [unpack(payload) for payload in self._splitter.feed(data)]
-
-    def _take_descriptors(self, ancillary: list[tuple[int, int, bytes]], came: int) -> None:
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self._descriptors.extend(fds)
-        if came & _TRUNCATED:
-            # A read ends with the frame that carries a descriptor: it is the one of this read that was lost.
-            self._descriptors.append(_LOST)
-        if len(self._descriptors) > _MAX_DESCRIPTORS:
-            raise ProtocolError(f"{len(self._descriptors)} descriptors came that no frame asked for")
+    def _receive(self, flags: tuple[int]) -> list[Any] | None:
+        frames = self.inbound.arrived(flags)
+        if frames:
+            self.inbound.all_handled()
+        return frames
 
     def descriptor(self) -> int:
-        """The descriptor that rode on the frame at hand. The caller owns it now.
+        """The descriptor that rode on the frame at hand. The caller owns it now. Raises ProtocolError if there is none."""
+        return self.inbound.descriptor()
 
-        Raises ProtocolError if there is none, SharedMemoryLimit if this process may have no further one.
-        """
-        if not self._descriptors:
-            raise ProtocolError("a frame came without the descriptor that belongs to it")
-        fd = self._descriptors.pop(0)
-        if fd == _LOST:
-            why = lacking(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-            raise SharedMemoryLimit(f"no descriptor is left for the shared memory that the scheduler sent: {why}")
-        return fd
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def shutdown(self) -> None:
         """End the stream both ways: a ``receive`` that waits in another thread returns None."""
@@ -287,7 +291,7 @@ class Link:
             return
         self.shutdown()
         flusher = self._flusher
-        if flusher is not None:
+        if flusher is not None and flusher is not threading.current_thread():
             flusher.join()
         self.abandon()
 
@@ -295,12 +299,14 @@ class Link:
         """Close this process's copy of the connection and leave the other's alone, as a forked child must. Idempotent."""
         if self._closed:
             return
-        self._closed = True
-        for fd in self._descriptors:
-            if fd != _LOST:
-                os.close(fd)
-        self._descriptors.clear()
+        self.inbound.close_descriptors()
         self._sock.close()
+        self._closed = True
+
+
+def outgoing(data: bytes) -> Outgoing:
+    """A frame to be sent once, however often one comes with it."""
+    return [data]
 
 
 def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:

@@ -206,7 +206,7 @@ def test_a_submission_that_waited_starts_where_the_session_stands_then(slow: shm
             fill = filler.submit([1] * 4 * 8190)
             waited = threading.Thread(target=lambda: session.submit([2] * 12), daemon=True)
             waited.start()
-            wait_until(lambda: client._room._waiters, "the long submission to wait for room")  # type: ignore[attr-defined]
+            wait_until(lambda: client._channel.wait_for_room, "the long submission to wait for room")
             overtaking = session.submit([3])
         finally:
             os.kill(slow.pid, signal.SIGCONT)
