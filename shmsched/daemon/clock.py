@@ -18,8 +18,8 @@ from collections.abc import Callable
 LONGEST_TURN_S = 0.1
 """Between two readings, beyond what was asked of a wait. What is more is a pause; a machine that is so busy is one, too."""
 HEARTBEAT_S = 0.25
-_HEARTBEATS = 8
-"""The clock is read so often until something is due, and no more often than that: a pause is known to within an eighth of what was
+_HEARTBEATS = 2
+"""The clock is read so often until something is due, and no more often than that: a pause is known to within half of what was
 still to be waited. A daemon that has nothing to do sleeps."""
 EXCUSED_S = 1.0
 _LONG_PAST = 1e-9
