@@ -117,10 +117,10 @@ def test_every_command_and_option_that_it_names_exists() -> None:
 
 
 def test_every_path_that_it_names_exists() -> None:
-    for name in re.findall(r"`((?:scheduling|memory|wire)/[a-z_]+\.py)`", README):
+    for name in re.findall(r"`((?:dataplane|scheduling|memory|wire)/[a-z_]+\.py)`", README):
         assert (ROOT / "shmsched" / name).is_file(), name
     for name in re.findall(
-        r"`((?:client|daemon|engine|scheduling)/[a-z_]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()
+        r"`((?:client|daemon|dataplane|engine|scheduling)/[a-z_]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()
     ):
         assert (ROOT / "shmsched" / name).is_file(), name
 

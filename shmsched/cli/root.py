@@ -63,7 +63,22 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, lazy.help) for name, lazy in self._lazy.items()])
 
 
-group = click.version_option(version("shmsched"), prog_name="shmsched")(
+def _say_version(ctx: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from shmsched.dataplane import BUILD
+
+        click.echo(f"shmsched, version {version('shmsched')}, {BUILD}")
+        ctx.exit()
+
+
+group = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_say_version,
+    help="Show the version, and whether it is compiled.",
+)(
     LazyGroup(
         {
             "up": Lazy("shmsched.cli.up:command", "Run the scheduler daemon and its engines."),

@@ -37,7 +37,7 @@ def _head(document: dict[str, Any]) -> Text:
     return Text.assemble(
         ("shmsched ", "bold"),
         _state(document["state"]),
-        f", pid {document['pid']}, up {duration(document['uptime_s'])}, {document['socket']}",
+        f", {document['build']}, pid {document['pid']}, up {duration(document['uptime_s'])}, {document['socket']}",
         overflow="fold",
     )
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from shmsched.daemon.batch_in_flight import BatchInFlight, Following
 from shmsched.daemon.batch_slot import Answers, BatchSlot
 from shmsched.daemon.state import Step
+from shmsched.dataplane.step import StepState
 from shmsched.memory.layouts import BatchSlotLayout
-from shmsched.scheduling import SchedulerParams, StepState
+from shmsched.scheduling import SchedulerParams
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink

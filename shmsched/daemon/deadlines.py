@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from shmsched.daemon.loop import EventLoop, Timer
 from shmsched.daemon.state import Step
-from shmsched.scheduling import StepState
+from shmsched.dataplane.step import StepState
 
 _SLACK = 1024
 

@@ -19,11 +19,13 @@ from shmsched.daemon.loop import Timer, contained
 from shmsched.daemon.session_slots import SessionSlots
 from shmsched.daemon.state import Session, Step
 from shmsched.daemon.watchdog import Watchdog
+from shmsched.dataplane.queues import StepQueues
+from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.saying import say_trace
-from shmsched.scheduling import SchedulerParams, StepQueues, StepState
+from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
 from shmsched.wire.peer import Peer
 
@@ -62,7 +64,7 @@ class EngineLink:
         self.state = EngineState.STARTING
         self._clock = clock
         self.since = clock.now()
-        self.queues: StepQueues[Step] = StepQueues(limits, exclusive_sessions=True)
+        self.queues = StepQueues(limits.max_decode_sequences, limits.max_batch_size, exclusive_sessions=True)
         self.linger = Linger(linger_share)
         self.linger_timer: Timer | None = None
         self._foresight = Foresight(ahead_share)
@@ -162,7 +164,7 @@ class EngineLink:
             self.linger_timer.cancel()
             self.linger_timer = None
         # Steps that cannot be given stay queued, where the end of the engine finds them.
-        batch = self.queues.take(partial(self.in_hand.give, now))
+        batch = self.queues.hand_over(partial(self.in_hand.give, now))
         if batch is None:
             return
         steps = batch.steps
@@ -381,11 +383,10 @@ class EngineLink:
         self._foresight.end()
         self.watchdog.end()
         # The turns that ended sessions keep in them refer to sessions, and those to this link.
-        self.queues = StepQueues(self.limits, exclusive_sessions=True)
+        self.queues.clear()
 
     def buried(self) -> None:
-        """The engine's process has ended: nobody writes into the rows of its last batch any more. Idempotent: that its
-        connection is gone may be seen only once its process is, and each of the two says so."""
+        """Its process has ended: nobody writes into its rows. Idempotent: that, and the end of its connection, both say so."""
         if self._buried:
             return
         self._buried = True

@@ -29,6 +29,7 @@ from shmsched.daemon.socket_keeper import SocketKeeper
 from shmsched.daemon.state import Step
 from shmsched.daemon.supervisor import Supervisor, WorkerState
 from shmsched.daemon.telling import Telling
+from shmsched.dataplane import BUILD
 from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped, SystemLimit
 from shmsched.memory.segment import sweep
 from shmsched.saying import say
@@ -261,6 +262,8 @@ class Daemon:
                 say("failed " + "; ".join(w.reason or w.last_exit for w in workers).replace("\n", " "), sys.stdout)
             self.end()
         elif not self.ending:
+            if not self.config.launcher_pid:
+                self.log(f"{BUILD}, pid {os.getpid()}, on {self.config.socket}")
             say(f"ready {self.config.socket}", sys.stdout)
 
     # --- the end --------------------------------------------------------------------------------------------------------

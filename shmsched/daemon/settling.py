@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shmsched.daemon.state import Session, Step
+from shmsched.dataplane.ledger import Ledger
+from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import RECORD, STREAMED, RecordKind
-from shmsched.scheduling import Ledger, StepState
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink

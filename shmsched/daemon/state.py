@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from shmsched.scheduling import QueuedStep, StepState
+from shmsched.dataplane.step import QueuedStep, StepState
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink
@@ -93,7 +93,7 @@ class Step(QueuedStep):
     """A step as the daemon holds it: copied out of the client's memory and validated."""
 
     __slots__ = (
-        "entered", "position", "request", "state", "tokens", "wanted",
+        "entered", "position", "request", "tokens", "wanted",
     )  # fmt: skip
 
     session: Session

@@ -11,6 +11,7 @@ from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.holders import by_process
 from shmsched.daemon.supervisor import Worker
+from shmsched.dataplane import BUILD
 from shmsched.scheduling import SchedulerParams
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def status_document(daemon: Daemon, batches: int) -> bytes:
     now = daemon.loop.clock.now()
     counts = daemon.settling.ledger.counts()
     document = {
+        "build": BUILD,
         "state": "stopping" if daemon.stopping else "running",
         "pid": os.getpid(),
         "socket": str(daemon.config.socket),

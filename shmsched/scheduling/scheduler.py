@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.arguments import shown
+from shmsched.dataplane.ledger import Ledger, LedgerCounts
+from shmsched.dataplane.queues import StepQueues
+from shmsched.dataplane.step import QueuedStep, StepState
 from shmsched.errors import InvalidRequest, StepFailed
 from shmsched.futures import LightFuture
 from shmsched.scheduling.batch import Batch
-from shmsched.scheduling.ledger import Ledger, LedgerCounts, StepState
 from shmsched.scheduling.params import SchedulerParams
-from shmsched.scheduling.queues import QueuedStep, StepQueues
 from shmsched.steps import LogitsBlock, Request, Response, Tokens
 
 INT64_MAX = 2**63 - 1
@@ -51,8 +52,7 @@ class StepFuture(LightFuture[Response]):
 
 
 class _Step(QueuedStep):
-    __slots__ = ("future", "request", "scheduler", "state")
-    state: StepState  # set by the ledger as the step enters
+    __slots__ = ("future", "request", "scheduler")
 
     def __init__(self, scheduler: Scheduler, request: Request, n_tokens: int) -> None:
         self.number = request.request_id
@@ -79,7 +79,7 @@ class Scheduler:
         self._params = params
         self._lock = threading.Lock()
         # What is below changes only under the lock. No future is resolved under it: its callbacks may call in here.
-        self._queues: StepQueues[_Step] = StepQueues(params, exclusive_sessions)
+        self._queues = StepQueues(params.max_decode_sequences, params.max_batch_size, exclusive_sessions)
         self._ledger = Ledger()
         self._open: dict[int, _Step] = {}  # queued or in flight, by request_id
         self._next_request_id = 1
@@ -152,7 +152,7 @@ class Scheduler:
     def get_work(self) -> Batch:
         """The next batch, empty if nothing is queued. Its steps are in flight until completed, failed or requeued."""
         with self._lock:
-            batch, steps = self._queues.take(_batch_of)
+            batch, steps = self._queues.hand_over(_batch_of)
             self._ledger.dispatch(steps)
         return batch
 

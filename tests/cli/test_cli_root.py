@@ -11,6 +11,7 @@ import pytest
 from commands import SCRIPT, environment, shmsched
 
 from shmsched.cli.root import group
+from shmsched.dataplane import BUILD
 
 COMMANDS = ("up", "status", "stop", "engine", "generate", "demo", "stress", "bench")
 
@@ -33,7 +34,7 @@ def test_each_command_has_help(home: Path, name: str) -> None:
 
 
 def test_version(home: Path) -> None:
-    assert version("shmsched") in shmsched(home, "--version").stdout
+    assert shmsched(home, "--version").stdout == f"shmsched, version {version('shmsched')}, {BUILD}\n"
 
 
 def test_no_command_and_an_unknown_one_are_usage_errors(home: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from commands import daemon, no_traceback, running, shmsched
 
 from shmsched import Client
+from shmsched.dataplane import BUILD
 
 
 def socket_of(home: Path) -> Path:
@@ -37,10 +38,18 @@ def test_status_of_a_ready_daemon_is_0_and_shows_everything(home: Path) -> None:
             done = shmsched(home, "status")
             document = json.loads(shmsched(home, "status", "--json").stdout)
         assert done.returncode == 0, done.stderr
-        for word in ("balanced", "echo?vocab=1000", "ready", "attached", "1/1024", f"pid {up.process.pid}", "limits:"):
+        for word in (
+            "balanced",
+            "echo?vocab=1000",
+            "ready",
+            "attached",
+            "1/1024",
+            f"{BUILD}, pid {up.process.pid}",
+            "limits:",
+        ):
             assert word in done.stdout
         assert "\x1b" not in done.stdout
-        assert document["pid"] == up.process.pid
+        assert (document["build"], document["pid"]) == (BUILD, up.process.pid)
         assert document["ledger"]["completed"] == 1
         assert document["ledger"]["balanced"] is True
 

@@ -11,6 +11,7 @@ import pytest
 from commands import DEADLINE_S, daemon, no_traceback, running, shmsched
 
 from shmsched import Control
+from shmsched.dataplane import BUILD
 
 from processes.leftovers import wait_until
 
@@ -38,6 +39,7 @@ def test_it_prints_one_ready_line_and_ends_with_0_on_a_signal(home: Path, number
         up.process.send_signal(number)
         assert up.wait() == 0, up.err
         assert up.out.decode() == f"ready {socket_of(home)}\n"
+        assert f"shmsched: {BUILD}, pid {up.process.pid}, " in up.err.splitlines()[0]
         assert no_traceback(up.err)
         assert not socket_of(home).exists()
 

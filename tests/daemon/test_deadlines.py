@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shmsched.daemon.deadlines import Deadlines
 from shmsched.daemon.loop import EventLoop
 from shmsched.daemon.state import Step, Wanted
-from shmsched.scheduling import StepState
+from shmsched.dataplane.step import StepState
 
 FAR = 3600.0
 

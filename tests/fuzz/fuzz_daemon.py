@@ -6,14 +6,16 @@ file ``crash-...``; put that into ``tests/fuzz/corpus/daemon``, where the defaul
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import atheris
 
+os.environ["SHMSCHED_INTERPRETED"] = "1"  # coverage sees Python alone
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-with atheris.instrument_imports(include=["shmsched.daemon", "shmsched.wire", "shmsched.scheduling"]):
+with atheris.instrument_imports(include=["shmsched.daemon", "shmsched.wire", "shmsched.dataplane"]):
     from fuzz.actions import act_on
     from fuzz.world import World
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import atheris
 
+os.environ["SHMSCHED_INTERPRETED"] = "1"  # coverage sees Python alone
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 with atheris.instrument_imports(include=["shmsched.wire"]):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmsched.daemon.state import Step
+from shmsched.dataplane.step import StepState
 from shmsched.memory.layouts import SAMPLING, StepStatus
-from shmsched.scheduling import StepState
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor, StepFlags
 

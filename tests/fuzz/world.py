@@ -20,8 +20,9 @@ from shmsched.daemon.config import ClientLimits, DaemonConfig
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.server import Daemon
 from shmsched.daemon.state import Session, Step
+from shmsched.dataplane.step import StepState
 from shmsched.saying import say_trace
-from shmsched.scheduling import SchedulerParams, StepState
+from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
 
 from fuzz.peers import HONEST_OFFER, ClientPeer, ControlPeer, EnginePeer, Stranger

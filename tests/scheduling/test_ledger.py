@@ -5,16 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.scheduling import Ledger, StepState
-
-
-class Tracked:
-    state = StepState.QUEUED
+from shmsched.dataplane.ledger import Ledger
+from shmsched.dataplane.step import QueuedStep, StepState
 
 
 @given(st.lists(st.sampled_from(["complete", "fail", "cancel", "requeue", ""]), max_size=6))
 def test_a_batch_is_completed_as_a_whole_or_not_at_all(meanwhile: list[str]) -> None:
-    ledger, steps = Ledger(), [Tracked() for _ in meanwhile]
+    ledger, steps = Ledger(), [QueuedStep(n, 1, 1) for n in range(len(meanwhile))]
     ledger.enter_many(len(steps))
     ledger.dispatch(steps)
     for step, what in zip(steps, meanwhile, strict=True):

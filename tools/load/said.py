@@ -45,6 +45,7 @@ KNOWN = (
     _known(r"shmsched: cannot accept connections for now: ", Fault.SHORT_DESCRIPTORS, each=20),
     # An engine that is started while it can have no threads: numpy does without.
     _known(r"OpenBLAS blas_thread_init: ", Fault.SHORT_PIDS, Fault.SHORT_MEMORY, each=40),
+    _known(r"shmsched: (?:compiled|interpreted), pid \d+, on "),
     _known(r"shmsched: stopping; open sessions \(\d+\) may go on for "),
     _known(r"dequantizing "),
     _known(r"shmsched engine .+? \(pid \d+\): "),

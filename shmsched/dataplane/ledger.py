@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Any, NoReturn
 
-
-class StepState(Enum):
-    """One state at a time. The first two are open; a step leaves them once, for one of the others."""
-
-    QUEUED = "queued"
-    IN_FLIGHT = "in flight"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
+from shmsched.dataplane.step import QueuedStep, StepState
 
 QUEUED, IN_FLIGHT = StepState.QUEUED, StepState.IN_FLIGHT
 COMPLETED, FAILED, CANCELLED = StepState.COMPLETED, StepState.FAILED, StepState.CANCELLED
-
-
-class Tracked(Protocol):
-    """A step that the ledger tracks. Nobody but the ledger writes ``state``."""
-
-    state: StepState
-
-
-T = TypeVar("T", bound=Tracked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +40,15 @@ class Ledger:
     __slots__ = ("cancelled", "completed", "failed", "ignored", "in_flight", "queued", "submitted")
 
     def __init__(self) -> None:
-        self.submitted = self.queued = self.in_flight = 0
-        self.completed = self.failed = self.cancelled = self.ignored = 0
+        self.submitted = 0
+        self.queued = 0
+        self.in_flight = 0
+        self.completed = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.ignored = 0
 
-    def enter(self, step: Tracked) -> None:
+    def enter(self, step: QueuedStep) -> None:
         """A new step is queued."""
         step.state = QUEUED
         self.submitted += 1
@@ -73,14 +59,15 @@ class Ledger:
         self.submitted += n
         self.queued += n
 
-    def dispatch(self, steps: list[T]) -> None:
+    def dispatch(self, steps: list[Any]) -> None:
         """A batch of queued steps is handed out."""
+        in_flight = IN_FLIGHT
         for step in steps:
-            step.state = IN_FLIGHT
+            step.state = in_flight
         self.queued -= len(steps)
         self.in_flight += len(steps)
 
-    def requeue(self, step: Tracked) -> bool:
+    def requeue(self, step: QueuedStep) -> bool:
         """An in-flight step is queued again. False, and nothing changes, if it is not in flight."""
         if step.state is not IN_FLIGHT:
             return False
@@ -89,7 +76,7 @@ class Ledger:
         self.queued += 1
         return True
 
-    def complete(self, step: Tracked) -> bool:
+    def complete(self, step: QueuedStep) -> bool:
         """An in-flight step is answered. An answer to a queued one is not its own: ignored, and the step still runs."""
         if step.state is not IN_FLIGHT:
             self.ignored += 1
@@ -99,25 +86,26 @@ class Ledger:
         self.completed += 1
         return True
 
-    def complete_all(self, steps: list[T]) -> bool:
+    def complete_all(self, steps: list[Any]) -> bool:
         """``complete`` for a whole batch. False, and nothing changes, unless every step of it is in flight."""
+        in_flight, completed = IN_FLIGHT, COMPLETED
         for step in steps:
-            if step.state is not IN_FLIGHT:
+            if step.state is not in_flight:
                 return False
         for step in steps:
-            step.state = COMPLETED
+            step.state = completed
         self.in_flight -= len(steps)
         self.completed += len(steps)
         return True
 
-    def fail(self, step: Tracked) -> bool:
+    def fail(self, step: QueuedStep) -> bool:
         """An open step fails. The caller takes a queued one out of its queue."""
         if not self._close(step, FAILED):
             return False
         self.failed += 1
         return True
 
-    def cancel(self, step: Tracked) -> bool:
+    def cancel(self, step: QueuedStep) -> bool:
         """An open step is cancelled. The caller takes a queued one out of its queue."""
         if not self._close(step, CANCELLED):
             return False
@@ -134,7 +122,7 @@ class Ledger:
             self.submitted, self.queued, self.in_flight, self.completed, self.failed, self.cancelled, self.ignored
         )
 
-    def _close(self, step: Tracked, outcome: StepState) -> bool:
+    def _close(self, step: QueuedStep, outcome: StepState) -> bool:
         if step.state is IN_FLIGHT:
             self.in_flight -= 1
         elif step.state is QUEUED:
@@ -144,3 +132,6 @@ class Ledger:
             return False
         step.state = outcome
         return True
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ledger cannot be copied or pickled: its counts are of steps that live here; see counts()")
