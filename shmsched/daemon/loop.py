@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import select
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -29,9 +30,9 @@ class Timer:
 
     __slots__ = ("callback", "when")
 
-    def __init__(self, when: float, callback: Callback) -> None:
+    def __init__(self, when: float, callback: Callback | None) -> None:
         self.when = when
-        self.callback: Callback | None = callback
+        self.callback = callback
         """None once it has fired or was cancelled."""
 
     def cancel(self) -> None:
@@ -65,6 +66,8 @@ class EventLoop:
         self._posted: deque[Callback] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._running = True
+        self._chore: Callback = lambda: None
+        self._chore_every = self._chore_due = math.inf
         self.after_turn: Callback = lambda: None
         self.watch(self._wake_fd, READ, self._woken)
 
@@ -95,6 +98,14 @@ class EventLoop:
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
+    def every(self, seconds: float, chore: Callback) -> None:
+        """Call ``chore`` every so many seconds of ``time.monotonic()``, from now on.
+
+        For what may as well be late: nothing but timers has the clock read while the loop waits, so an idle loop sleeps in between.
+        """
+        self._chore, self._chore_every = chore, seconds
+        self._chore_due = time.monotonic() + seconds
+
     def post(self, callback: Callback) -> None:
         """Have the loop's thread call ``callback`` soon. May be called from any thread."""
         self._posted.append(callback)
@@ -124,6 +135,10 @@ class EventLoop:
             while timers and timers[0][0] <= now:
                 with contained():
                     heapq.heappop(timers)[2].fire()
+        if time.monotonic() >= self._chore_due:
+            self._chore_due = time.monotonic() + self._chore_every
+            with contained():
+                self._chore()
         with contained():
             self.after_turn()
 
@@ -139,11 +154,11 @@ class EventLoop:
         timeout = timers[0][0] - now if timers else math.inf
         while timeout >= _FINE_S:
             # The clock is read meanwhile, so that it knows when the process did not run.
-            wait = min(until_next_reading(timeout), _LONGEST_S)
+            wait = min(until_next_reading(timeout), _LONGEST_S, max(0.0, self._chore_due - time.monotonic()))
             clock.will_wait(wait if timers else math.inf)
-            ready = self._epoll.poll(wait if timers else None)
+            ready = self._epoll.poll(wait)
             now = clock.now()
-            if ready:
+            if ready or time.monotonic() >= self._chore_due:
                 return ready
             if timers:
                 timeout = timers[0][0] - now

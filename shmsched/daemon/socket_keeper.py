@@ -32,15 +32,15 @@ class SocketKeeper:
         self._connections = connections
         self._log = log
         self._said = ""
-        self._timer: Timer | None = None
+        self._again = Timer(0.0, None)
         self._watch = _Watch.create()
         if self._watch is not None:
             loop.watch(self._watch.fd, READ, lambda _: self._changed())
+        loop.every(FRESH_S, self._keep)
         self._keep()
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._again.cancel()
         if self._watch is not None:
             self._loop.unwatch(self._watch.fd)
             os.close(self._watch.fd)
@@ -51,7 +51,6 @@ class SocketKeeper:
         self._restore()
 
     def _keep(self) -> None:
-        self._timer = None
         if self._restore():
             self._listener.freshen()
 
@@ -62,7 +61,8 @@ class SocketKeeper:
             if str(e) != self._said:
                 self._said = str(e)
                 self._log(f"cannot be reached at {self._listener.path} for now: {e}")
-            self._try_in(AGAIN_S)
+            if not self._again.pending:
+                self._again = self._loop.call_later(AGAIN_S, self._keep)
             return False
         if anew:
             self._connections.listen_anew()
@@ -71,14 +71,7 @@ class SocketKeeper:
             self._log(f"{self._listener.path} had been removed or taken; it is there again")
         if self._watch is not None:
             self._watch.look_at(self._listener.files)
-        if self._timer is None:
-            self._try_in(FRESH_S)
         return True
-
-    def _try_in(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._keep)
 
 
 class _Watch:
