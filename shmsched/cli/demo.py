@@ -71,7 +71,9 @@ class _Demo:
         texts = prompts(total, first)
         self.view.say(f"starting engine {self.spec}")
         began = time.monotonic()
-        with launch(self.spec, max_decode_sequences=max(32, total), drain_timeout_s=0.0) as cluster:
+        # A person sees how far the unpacking of weights has come.
+        seen = sys.stderr.fileno() if sys.stderr.isatty() else None
+        with launch(self.spec, max_decode_sequences=max(32, total), drain_timeout_s=0.0, stderr=seen) as cluster:
             model = self._check_room(cluster, total)
             self.view.say(f"{model} is up after {time.monotonic() - began:.1f} s")
             with Control(cluster.socket) as control:

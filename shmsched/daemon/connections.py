@@ -306,6 +306,8 @@ class Connections:
                 if not self._is_let_in(connection, hello):
                     return False
                 connection.handler = self._greet(connection, hello)
+                if connection.hello_timer is not None:
+                    connection.hello_timer.cancel()
             else:
                 connection.handler.handle(message)
             if not connection.open:

@@ -42,7 +42,11 @@ def main() -> int:
     if engine:
         _keep(engine, leash)
     os.setsid()
-    os.write(leash, PID.pack(os.getpid()))
+    try:
+        os.write(leash, PID.pack(os.getpid()))
+    except OSError:
+        # The daemon is gone already.
+        os._exit(0)
     os.close(leash)
     sys.argv += ["--parent", str(keeper)]
     from shmsched.engine.__main__ import main as host
