@@ -58,6 +58,8 @@ def admit(
             f"positions up to {end + d.further} in session {d.session}; {offer.model} holds at most {offer.max_session_tokens} tokens"
         )
     if position > session.next_position:
+        if session.cut_off is not None:
+            raise Rejected(*session.cut_off)
         raise _invalid(
             f"position {position} leaves a gap in session {d.session}, which goes on at {session.next_position}"
             " (an earlier step of it may have failed)"

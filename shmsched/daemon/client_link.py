@@ -169,6 +169,8 @@ class ClientLink:
             try:
                 step = admit(d, tokens[at:end], are_tokens, stop_tokens, session, self.arena, next(numbers), now)
             except Rejected as rejection:
+                if session is not None:
+                    session.cut_off = (rejection.code, rejection.message)
                 self.tell_failed(rejection.code, rejection.message, [request], rows_held=False)
             else:
                 step.session.outstanding[step.number] = step
@@ -322,10 +324,9 @@ class ClientLink:
     @property
     def has_unannounced(self) -> bool:
         """Something was written for the client that it was not told of."""
-        told = self._told
-        return not self.closed and (
-            self._records.written != told.records_written or self._stream.written != told.stream_written
-        )
+        if self.closed:
+            return False
+        return (self._records.written, self._stream.written) != (self._told.records_written, self._told.stream_written)
 
     def drop_memory(self) -> None:
         """The client is gone. Whatever still refers to this link must not keep the client's memory mapped."""

@@ -118,6 +118,8 @@ class Settling:
                 break
             steps.append(session.outstanding[number])
         session.next_position = min([session.next_position, position, *(step.position for step in steps)])
+        if steps and code is not ErrorCode.CANCELLED:
+            session.cut_off = (code, message)
         self._settle(reversed(steps), code, message)
         return len(steps)
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from shmsched.dataplane.step import QueuedStep, StepState
+from shmsched.errors import ErrorCode
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink
@@ -28,7 +29,8 @@ class Session:
     """One sequence's state in one engine. ``number`` is the daemon's; ``client_id`` is the client's own and only echoed."""
 
     __slots__ = (
-        "client", "client_id", "engine", "model", "next_position", "number", "options", "outstanding", "patient", "slot", "state",
+        "client", "client_id", "cut_off", "engine", "model", "next_position", "number", "options", "outstanding", "patient", "slot",
+        "state",
     )  # fmt: skip
 
     def __init__(self, number: int, client: ClientLink, client_id: int, model: str, options: bytes) -> None:
@@ -44,6 +46,9 @@ class Session:
         self.slot = -1
         self.next_position = 0
         """The end of its last step that counts: where the next one starts, or below it, to rewind."""
+        self.cut_off: tuple[ErrorCode, str] | None = None
+        """Why its last step that failed or was rejected did: what was submitted behind that one before its client knew fails of the
+        same."""
         self.outstanding: dict[int, Step] = {}
         """Its queued and in-flight steps by number, which is their order of submission."""
 
