@@ -94,7 +94,8 @@ class Client(Submitting):
 
         options: bytes for the engine's ``open_session``, at most 65,536. seed: what sampling uses where a step names none;
         None draws one. Without a free slot this waits, up to ``timeout`` seconds, or raises Full with ``block=False``.
-        Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SchedulerStopped, SchedulerDied.
+        Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SessionLost where that ends meanwhile,
+        SchedulerStopped, SchedulerDied.
         """
         self._check_usable()
         self._receiver.refuse_in_callback("open a session")

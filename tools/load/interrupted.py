@@ -114,7 +114,8 @@ class Trial:
             except Full:
                 self._tally.full += 1
                 continue
-            except NoEngine:
+            except (NoEngine, SessionLost):
+                # None is up, or the one that was opening it has ended.
                 time.sleep(RETRY_S)
                 continue
             self._tally.sessions_opened += 1
