@@ -51,9 +51,14 @@ class Generation(Outcome):
         self._session = session
         self._deadline = deadline
         self._pid = os.getpid()
-        effect = self._resume()
-        while effect is not None and not isinstance(effect, Await | Next | Emit):
-            effect = self._advance(effect)
+        try:
+            effect = self._resume()
+            while effect is not None and not isinstance(effect, Await | Next | Emit):
+                effect = self._advance(effect)
+        except BaseException:
+            # Nobody will have it, and an interrupt's trace may keep it for as long as that is looked at.
+            self.close()
+            raise
 
     def __next__(self) -> int:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 import shmsched
 from shmsched.client import AsyncGeneration, AsyncSession
 from shmsched.client.generation import FinishReason, Generation, PromptLookup
+from shmsched.client.generation.effects import Await, Next
 from shmsched.wire.frames import Rewinds
 
 from processes.expected import echoes
@@ -347,3 +349,33 @@ def test_the_session_of_a_task_goes_on_right_behind_it(
             assert response.tokens.tolist() == echoes([*fed, *more[:-1], 9], 1, LETTERS)
 
     runner_of("asyncio")(main())
+
+
+class Struck(BaseException):
+    """What a signal's handler raises."""
+
+
+@way_of
+def test_a_generation_that_an_interrupt_keeps_from_its_caller_is_over_while_its_trace_is_looked_at(
+    client: shmsched.Client, way: dict[str, Any]
+) -> None:
+    """As the first step has gone out, and before there is a generation to close."""
+
+    def trace(frame: Any, event: str, arg: object) -> Any:
+        within = frame.f_code is Generation.__init__.__code__ and event == "line"
+        if within and isinstance(getattr(frame.f_locals["self"], "_effect", None), Await | Next):
+            sys.settrace(None)
+            raise Struck
+        return trace
+
+    with client.open_session(model="Letters") as session:
+        sys.settrace(trace)
+        try:
+            session.generate(PROMPT, max_new_tokens=MOST, **way)
+        except Struck:
+            # Its trace, and all that is on it, is alive here.
+            session.submit([1]).result(DEADLINE)
+        else:
+            pytest.fail("nothing was struck")
+        finally:
+            sys.settrace(None)
