@@ -259,7 +259,8 @@ class Daemon:
         if workers and not up:
             self._exit_status = 1
             if self.config.launcher_pid:
-                say("failed " + "; ".join(w.reason or w.last_exit for w in workers).replace("\n", " "), sys.stdout)
+                reasons = dict.fromkeys(f"engine {w.spec} did not start: {w.reason or w.last_exit}" for w in workers)
+                say("failed " + "; ".join(reasons).replace("\n", " "), sys.stdout)
             self.end()
         elif not self.ending:
             if not self.config.launcher_pid:

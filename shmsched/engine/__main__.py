@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 
-from shmsched.engine.contract import Engine
-from shmsched.engine.host import check_complete, serve
+from shmsched.engine.contract import Engine, check_complete
+from shmsched.engine.host import serve
 from shmsched.engine.spec import EngineImportError, EngineSpec
-from shmsched.engine.stop_requests import StopRequested, StopRequests
+from shmsched.engine.stop_requests import INTERRUPTS, StopRequested, StopRequests
 from shmsched.engine.traces import in_one_line, say_own
 from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
 from shmsched.limits import is_shortage
@@ -61,7 +61,9 @@ def _construct(spec: str, socket: str | None) -> Engine:
         engine = EngineSpec.parse(spec).load()()
         check_complete(engine)
         return engine
-    except (Exception, SystemExit) as e:
+    except INTERRUPTS:
+        raise
+    except BaseException as e:
         message = str(e) if isinstance(e, ShmschedError) else in_one_line(e)
         try:
             link = Link.connect(socket or default_socket(), Role.ENGINE)

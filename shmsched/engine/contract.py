@@ -6,10 +6,11 @@ Every call comes from the host's main thread, one at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from shmsched.arguments import flag, shown, text, whole, whole_or_none
-from shmsched.errors import InvalidRequest, Unsupported
+from shmsched.errors import EngineSpecError, InvalidRequest, Unsupported
 from shmsched.scheduling.params import SchedulerParams
 
 if TYPE_CHECKING:
@@ -103,3 +104,20 @@ class Engine:
 
     def close(self) -> None:
         """The engine is going away."""
+
+
+def check_complete(engine: Engine) -> None:
+    """Raises EngineSpecError if the engine lacks what no engine can do without."""
+    name = type(engine).__name__
+    if not isinstance(getattr(engine, "info", None), EngineInfo):
+        raise EngineSpecError(f"engine {name} has no self.info; its __init__ sets it to an EngineInfo")
+    if type(engine).forward is Engine.forward:
+        raise EngineSpecError(f"engine {name} has no forward(batch); without it, it can run nothing")
+    if engine.info.tokenizer is not None:
+        kind = engine.info.tokenizer.partition(":")[0]
+        installed = sorted({entry.name for entry in entry_points(group=TOKENIZERS)})
+        if kind not in installed:
+            raise EngineSpecError(
+                f"engine {name} names the tokenizer {engine.info.tokenizer!r}, and no tokenizer of kind {kind!r} is installed"
+                f" (entry points {TOKENIZERS}: {', '.join(installed) or 'none'})"
+            )

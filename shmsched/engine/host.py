@@ -7,7 +7,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 from itertools import accumulate
 from operator import add
 from typing import Any
@@ -17,16 +16,15 @@ import numpy.typing as npt
 
 from shmsched.engine.batch_slot import BatchSlot, Pulled, Results
 from shmsched.engine.batch_view import BatchView, StepRow
-from shmsched.engine.contract import TOKENIZERS, Engine, EngineInfo, Limits
+from shmsched.engine.contract import Engine, Limits, check_complete
 from shmsched.engine.guards import Guards, WroteBeyondRows
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
-from shmsched.engine.stop_requests import StopRequests
+from shmsched.engine.stop_requests import INTERRUPTS, LEAVING, StopRequests
 from shmsched.engine.straight_view import StraightView, sampling_params
-from shmsched.engine.traces import in_one_line, say_own
+from shmsched.engine.traces import in_one_line, in_words, say_own
 from shmsched.errors import (
     EngineFaulty,
-    EngineSpecError,
     EngineStartError,
     ErrorCode,
     ProtocolError,
@@ -69,23 +67,6 @@ def serve(
         link.close()
 
 
-def check_complete(engine: Engine) -> None:
-    """Raises EngineSpecError if the engine lacks what no engine can do without."""
-    name = type(engine).__name__
-    if not isinstance(getattr(engine, "info", None), EngineInfo):
-        raise EngineSpecError(f"engine {name} has no self.info; its __init__ sets it to an EngineInfo")
-    if type(engine).forward is Engine.forward:
-        raise EngineSpecError(f"engine {name} has no forward(batch); without it, it can run nothing")
-    if engine.info.tokenizer is not None:
-        kind = engine.info.tokenizer.partition(":")[0]
-        installed = sorted({entry.name for entry in entry_points(group=TOKENIZERS)})
-        if kind not in installed:
-            raise EngineSpecError(
-                f"engine {name} names the tokenizer {engine.info.tokenizer!r}, and no tokenizer of kind {kind!r} is installed"
-                f" (entry points {TOKENIZERS}: {', '.join(installed) or 'none'})"
-            )
-
-
 class EngineHost:
     """Runs one engine. Everything happens on the calling thread, in the order in which frames arrive."""
 
@@ -107,7 +88,9 @@ class EngineHost:
         began = time.monotonic()
         try:
             self._engine.start(limits)
-        except (Exception, SystemExit) as e:
+        except INTERRUPTS:
+            raise
+        except BaseException as e:
             message = in_one_line(e)
             self._link.send(frames.StartFailed(message))
             say_own(f"shmsched engine {self._spec} (pid {os.getpid()}) did not start:", e)
@@ -217,16 +200,20 @@ class EngineHost:
     ) -> frames.SlotOpened | frames.SlotRefused:
         try:
             make()
-        except Exception as e:
+        except LEAVING:
+            raise
+        except BaseException as e:
             code = ErrorCode.UNSUPPORTED if isinstance(e, Unsupported) else ErrorCode.ENGINE_ERROR
-            return frames.SlotRefused(slot, session, code, f"{type(e).__name__}: {e}")
+            return frames.SlotRefused(slot, session, code, in_words(e))
         self._lengths[slot] = length
         return frames.SlotOpened(slot, session)
 
     def _close(self, slot: int) -> None:
         try:
             self._engine.close_session(slot)
-        except Exception:
+        except LEAVING:
+            raise
+        except BaseException:
             # The session is over whatever its engine says; the others' are not.
             say_trace()
 
@@ -253,11 +240,13 @@ class EngineHost:
             if view is None or view.wants_raw:
                 guards = Guards(batch, self._arenas, vocab_size)
             results = self._run_passes(batch) if view is None else self._run_straight(view, batch)
-        except Exception as e:
+        except LEAVING:
+            raise
+        except BaseException as e:
             say_trace()
             if guards is not None:
                 guards.check()
-            self._link.send(frames.BatchFailed(number, f"{type(e).__name__}: {e}"))
+            self._link.send(frames.BatchFailed(number, in_words(e)))
             return
         if guards is not None:
             guards.check()
@@ -380,8 +369,10 @@ class EngineHost:
         if row.position < length:
             try:
                 self._engine.rewind(row.slot, row.position)
-            except Exception as e:
-                what = f"cannot rewind from {length} to {row.position}: {type(e).__name__}: {e}"
+            except LEAVING:
+                raise
+            except BaseException as e:
+                what = f"cannot rewind from {length} to {row.position}: {in_words(e)}"
                 outcome.fail(row, f"{what}. If it never can, open another session and prefill again")
                 return False
             self._lengths[row.slot] = row.position

@@ -15,7 +15,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import NoReturn
 
 from shmsched.engine.leash import PID
@@ -24,6 +23,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 _MOST_S = 5.0
 """How long what was killed may take to be gone: what the kernel holds on to must not hold the daemon."""
 _ROUND_MS = 20
+_CLEANERS = b"resource_tracker", b"torch_shm_manager"
+"""Of multiprocessing (and of joblib, which has its own) and of torch."""
+_CLEANING_S = 1.0
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Whoever signals a whole group or service means the engine, which decides for itself."""
 
@@ -100,12 +102,13 @@ def _has_ended(engine: int) -> bool:
 def _end_all(engine: int, poll: select.poll, woken: int) -> int:
     """Kill all that is below this process, and reap it. Returns the engine's status."""
     status = signal.SIGKILL.value
-    # Its group first, at once; then generation by generation, as orphans become children of this process.
-    _kill(os.killpg, engine)
-    deadline = time.monotonic() + _MOST_S
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    # The engine first; then generation by generation, as orphans become children of this process.
+    _kill(engine)
+    while (now := time.monotonic()) < began + _MOST_S:
         for child in _children():
-            _kill(os.kill, child)
+            if now > began + _CLEANING_S or not _cleans_up(child):
+                _kill(child)
         try:
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 if reaped[0] == engine:
@@ -116,11 +119,21 @@ def _end_all(engine: int, poll: select.poll, woken: int) -> int:
     return status
 
 
-def _kill(how: Callable[[int, int], None], target: int) -> None:
+def _kill(pid: int) -> None:
     try:
-        how(target, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def _cleans_up(pid: int) -> bool:
+    """Whether it is there to remove what the others leave in /dev/shm, and ends by itself once they all have."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+    except OSError:
+        return False
+    return any(name in command for name in _CLEANERS)
 
 
 def _children() -> list[int]:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 
 from shmsched.engine import files
 from shmsched.engine.contract import Engine
+from shmsched.engine.stop_requests import INTERRUPTS
 from shmsched.engine.traces import in_one_line
 from shmsched.errors import EngineSpecError
 
@@ -111,9 +112,9 @@ def _import(name: str) -> types.ModuleType:
             files.importable_beside(path)
         files.importable(os.getcwd())
         return files.load(path) if path is not None else importlib.import_module(name)
-    except EngineSpecError:
+    except (EngineSpecError, *INTERRUPTS):
         raise
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
         # Whatever the module does at import is its author's; what we owe is which engine it was, and where it went wrong.
         raise EngineImportError(f"engine module {name!r} cannot be imported: {in_one_line(e)}") from e
 

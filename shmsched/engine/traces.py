@@ -15,8 +15,21 @@ _OURS = (
     str(importlib.__file__),
 )
 _IMPORTING = "<frozen importlib"
+_MOST_CHARACTERS = 500
+"""Of a message, for whoever waits for an answer; the log has all of it."""
 _SHOWN = 3
 """Frames that an error of one line names."""
+
+
+def in_words(error: BaseException) -> str:
+    """Its type and its message, whatever that is: none, endless, or something that raises by itself."""
+    try:
+        message = str(error)
+    except Exception as e:
+        message = f"(its message cannot be read: {type(e).__name__})"
+    if len(message) > _MOST_CHARACTERS:
+        message = f"{message[:_MOST_CHARACTERS]}... and {len(message) - _MOST_CHARACTERS:,} characters more"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def in_one_line(error: BaseException) -> str:
@@ -25,7 +38,7 @@ def in_one_line(error: BaseException) -> str:
     places = [f"{os.path.basename(f.filename)}:{f.lineno} in {f.name}" for f in reversed(frames)]
     if places and frames[-1].line:
         places[0] += f": {frames[-1].line}"
-    return f"{type(error).__name__}: {error}" + (f" (at {', from '.join(places)})" if places else "")
+    return in_words(error) + (f" (at {', from '.join(places)})" if places else "")
 
 
 def say_own(what: str, error: BaseException) -> None:

@@ -17,6 +17,7 @@ import shmsched
 
 from processes.engines import Parent
 from processes.leftovers import wait_until
+from processes.raising_engines import __file__ as RAISING_ENGINES
 from processes.ways import ENGINES
 
 DEADLINE = 30.0
@@ -108,6 +109,36 @@ def test_what_a_killed_engine_started_ends_and_nothing_else(pids: Path, how: str
             cluster.close()
             assert watch.left() == []
         bystander.kill()
+
+
+@pytest.mark.prints("resource_tracker: There appear to be 1 leaked shared_memory objects", "warnings.warn")
+@pytest.mark.parametrize("how", ["engine killed", "daemon killed", "closed"])
+def test_what_cleans_up_after_a_dead_engine_may_do_so(tmp_path: Path, how: str) -> None:
+    """multiprocessing's resource tracker: a helper too, which removes what the engine has left in /dev/shm."""
+    file = tmp_path / "named"
+    with shmsched.launch(f"{RAISING_ENGINES}:Sharing?named={file}") as cluster:
+        segment = Path("/dev/shm", file.read_text().split()[0])
+        assert segment.exists()
+        engine = engine_of(cluster)
+        with watched(engine, parent_of(engine)) as watch:
+            if how == "closed":
+                cluster.close()
+            else:
+                os.kill(engine if how == "engine killed" else cluster.pid, signal.SIGKILL)
+            wait_until(lambda: not watch.left(), "the engine and its keeper to end", DEADLINE)
+        assert not segment.exists()
+
+
+@pytest.mark.prints("^Process ForkProcess-1:$", "KeyboardInterrupt")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_end_what_an_engine_starts_as_if_anybody_had_started_it(number: signal.Signals) -> None:
+    """How an engine itself takes them is not handed on, to what it forks or to other programs: pool.terminate() works."""
+    with (
+        shmsched.launch(f"{RAISING_ENGINES}:Asking") as cluster,
+        cluster.client() as client,
+        client.open_session() as session,
+    ):
+        assert session.submit([number]).result(DEADLINE).tokens.tolist() == [2]
 
 
 def test_what_a_hanging_engine_started_ends_with_it(pids: Path) -> None:

@@ -15,6 +15,8 @@ import shmsched
 
 from processes.engines import Ending
 from processes.leftovers import wait_until
+from processes.raising_engines import Raising
+from processes.raising_engines import __file__ as RAISING_ENGINES
 from processes.ways import ENGINES
 
 DEADLINE = 30.0
@@ -105,11 +107,8 @@ TROUBLES = {
 }
 
 
-@pytest.mark.prints("no weights here", "seven heads", "SystemExit: 3", "did not start:$")
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_why_it_did_not_start_is_told_with_its_own_frames(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], trouble: str
-) -> None:
+def test_why_it_did_not_start_is_told_with_its_own_frames(tmp_path: Path, trouble: str) -> None:
     raising, inner, outer = TROUBLES[trouble]
     fault = {"start": "raise RuntimeError('no weights here')", "exit": "sys.exit(3)"}.get(
         trouble, "raise ValueError('seven heads')"
@@ -120,25 +119,23 @@ def test_why_it_did_not_start_is_told_with_its_own_frames(
         f"    {fault}\n\nclass Bad(Echo):\n    def {outer}(self, *limits):\n        load()\n"
     )
     where = rf"\(at bad.py:5 in {inner}: {re.escape(fault)}, from bad.py:9 in {outer}\)"
-    with pytest.raises(shmsched.EngineStartError, match=f"{raising} {where}"):
+    with pytest.raises(shmsched.EngineStartError, match=f"{raising} {where}") as told:
         shmsched.launch(f"{file}:Bad")
-    err = capfd.readouterr().err
+    err = told.value.said
     assert re.search(r"^shmsched engine .*bad.py:Bad \(pid \d+\) did not start:\nTraceback", err, re.MULTILINE)
     assert f'bad.py", line 5, in {inner}\n    {fault}\n' in err
     assert err.count("Traceback") == 1
     assert "shmsched/engine/" not in err, "frames of the host say nothing of the engine"
 
 
-@pytest.mark.prints("ZeroDivisionError", "SystemExit: 4", "did not start:$")
-def test_a_module_that_raises_when_it_is_imported_is_told_of_with_its_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_raises_when_it_is_imported_is_told_of_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     for code, said in (("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(4)", "SystemExit: 4")):
         file.write_text(f"\n{code}\n")
-        with pytest.raises(shmsched.EngineStartError, match=rf"{said} \(at bad.py:2 in <module>: {re.escape(code)}"):
+        where = rf"{said} \(at bad.py:2 in <module>: {re.escape(code)}"
+        with pytest.raises(shmsched.EngineStartError, match=where) as told:
             shmsched.launch(f"{file}:Bad")
-        assert f'bad.py", line 2, in <module>\n    {code}\n' in capfd.readouterr().err
+        assert f'bad.py", line 2, in <module>\n    {code}\n' in told.value.said
 
 
 @pytest.mark.prints("no weights", "did not start:$")
@@ -162,3 +159,69 @@ def test_an_unknown_model_is_one_thing_and_an_engine_that_is_down_another(tmp_pa
         ) as none:
             client.open_session(model="a")
         assert not isinstance(none.value, shmsched.UnknownModel)
+
+
+RAISED = {
+    "panic": r"Panic: index 7 of 3",
+    "unspeakable": r"Unspeakable: \(its message cannot be read: ValueError\)",
+    "silent": r"ValueError",
+    "endless": r"ValueError: x{500}\.\.\. and 9,500 characters more",
+}
+
+
+@pytest.mark.prints("Panic", "Unspeakable", "ValueError")
+@pytest.mark.parametrize("what", RAISED)
+def test_whatever_an_engine_raises_is_told_and_the_engine_goes_on(what: str) -> None:
+    """It need not be an Exception, nor have a message."""
+    others = ("open_session", "rewind", "fork_session", "close_session") if what == "panic" else ()
+    for method in ("forward", *others):
+        with (
+            shmsched.launch(f"{RAISING_ENGINES}:Raising?at={method}&what={what}") as cluster,
+            cluster.client() as client,
+            client.open_session() as session,
+        ):
+            session.submit([1, 2]).result(DEADLINE)
+            (engine,) = cluster.status()["engines"]
+            told = pytest.raises(shmsched.ShmschedError, match=f"{RAISED[what]}(\\. If it never can|$)")
+            match method:
+                case "forward":
+                    with told:
+                        session.submit([Raising.RAISE]).result(DEADLINE)
+                case "open_session":
+                    with told:
+                        client.open_session(options=b"raise", timeout=DEADLINE)
+                case "rewind":
+                    with told:
+                        session.submit([1], position=1).result(DEADLINE)
+                case "fork_session":
+                    with told:
+                        session.fork(timeout=DEADLINE)
+                case _:
+                    session.close()
+            with client.open_session(timeout=DEADLINE) as other:
+                assert other.submit([1]).result(DEADLINE).tokens.size == 1
+            assert [e["pid"] for e in cluster.status()["engines"]] == [engine["pid"]], method
+
+
+@pytest.mark.parametrize(("method", "what"), [("__init__", "panic"), ("start", "panic"), ("start", "unspeakable")])
+def test_whatever_it_raises_at_its_start_is_told_with_its_name(method: str, what: str) -> None:
+    spec = f"{RAISING_ENGINES}:Raising?at={method}&what={what}"
+    said = rf"^no engine came up: engine {re.escape(spec)} did not start: {RAISED[what]} \(at raising_engines.py:\d+ in _pass"
+    with pytest.raises(shmsched.EngineStartError, match=said):
+        shmsched.launch(spec)
+
+
+def test_a_module_may_raise_what_is_no_exception(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("class Panic(BaseException):\n    pass\n\nraise Panic('index 7 of 3')\n")
+    with pytest.raises(
+        shmsched.EngineStartError, match=r"'.*bad.py' cannot be imported: Panic: index 7 of 3 \(at bad.py:4"
+    ):
+        shmsched.launch(f"{tmp_path}/bad.py:Bad")
+
+
+def test_of_many_engines_each_that_did_not_start_is_named(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text("import os\nos.kill(os.getpid(), 11)\n")
+    with pytest.raises(
+        shmsched.EngineStartError, match=r"dying.py:A did not start: killed by SIGSEGV; engine .*dying.py:B did not"
+    ):
+        shmsched.launch(f"{tmp_path}/dying.py:A", f"{tmp_path}/dying.py:B")
