@@ -60,8 +60,8 @@ def launch(
             "max_decode_sequences": params.max_decode_sequences,
             "max_prefill_chunk_size": params.max_prefill_chunk_size,
         },
-        "launcher_pid": os.getpid(),
         **settings,
+        "launcher_pid": os.getpid(),
     }
     try:
         process = subprocess.Popen(

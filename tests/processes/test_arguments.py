@@ -308,6 +308,20 @@ def test_a_wrong_option_is_said_where_the_engine_is_started(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"step_timeout": 3.0}, "no setting is called step_timeout; there are .*step_timeout_s"),
+        ({"client": 3}, "no setting is called client"),
+        ({"max_clients": 0}, "max_clients is 0; it must be"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_a_daemon_cannot_have_is_named(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(shmsched.EngineStartError, match=said):
+        shmsched.launch("echo", **setting)
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"engines": 0}, {"engines": "x"}, {"engines": 1.5}, {"max_decode_sequences": 0}, {"max_prefill_chunk_size": "x"},
