@@ -25,20 +25,24 @@ TOKEN, TOKENS = int(RecordKind.TOKEN), int(RecordKind.TOKENS)
 
 
 class _News:
-    """What is to be given out."""
+    """What a frame says: decided at once, and then to be given out."""
 
-    __slots__ = ("answered", "failed", "streamed")
+    __slots__ = ("answered", "failed", "freed", "ids", "raw", "requests", "results", "streamed")
 
-    def __init__(
-        self,
-        answered: list[Answered],
-        streamed: list[Streamed] | tuple[()] = (),
-        failed: list[tuple[Reply, ShmschedError | None]] | tuple[()] = (),
-    ) -> None:
-        """``failed``: with None, those that were cancelled."""
-        self.answered = answered
-        self.streamed = streamed
-        self.failed = failed
+    def __init__(self) -> None:
+        self.answered: list[Answered] = []
+        self.failed: list[tuple[Reply, ShmschedError | None]] = []
+        """With None, those that were cancelled."""
+        self.streamed: list[Streamed] = []
+        self.raw: list[_RawAnswer] = []
+        self.freed: list[int] = []
+        """Rows that nobody wants any more."""
+        self.requests: list[int] = []
+        """The steps that are over."""
+        self.ids: list[int] = []
+        """Of the submissions whose last steps those are."""
+        self.results = 0
+        """How many sampled rows were taken by those."""
 
 
 class _RawAnswer:
@@ -54,25 +58,6 @@ class _RawAnswer:
         self.lease: Lease | None = None
 
 
-class _Records:
-    """What completion records say."""
-
-    __slots__ = ("answered", "freed", "raw", "requests", "results")
-
-    def __init__(self) -> None:
-        self.answered: list[Answered] = []
-        self.raw: list[_RawAnswer] = []
-        self.freed: list[int] = []
-        """Rows that nobody wants any more."""
-        self.requests: list[int] = []
-        """The steps that they are about."""
-        self.results = 0
-        """How many sampled rows were taken by those."""
-
-
-_NONE = _Records()
-
-
 class Arrivals:
     """Reads the client's segment, and settles."""
 
@@ -80,40 +65,51 @@ class Arrivals:
         self._channel = channel
         self._records, self._results, self._stream = channel.rings
         self._stream_told = 0
+        self._stream_quarter = self._stream.capacity // 4
         self._news: deque[_News] = deque()
         """Decided and not given out yet."""
 
     def completions(self, message: frames.Completions) -> None:
         """Read what was written up to the cursors, and settle with it."""
-        channel = self._channel
+        channel, stream = self._channel, self._stream
         try:
             with channel.lock:
                 if channel.decided is not None or channel.outbox.leaving is not None:
                     channel.finish()
+                read, given = self._records, self._results
+                n_records, n_results, n_streamed = (
+                    message.records_written,
+                    message.results_written,
+                    message.stream_written,
+                )
                 try:
-                    records = self._records.rows_until(message.records_written)
-                    results = self._results.rows_until(message.results_written)
-                    streamed = self._stream.rows_until(message.stream_written)
+                    records = read.rows_until(n_records)
+                    results = given.rows_until(n_results) if n_results != given.read else b""
+                    streamed = stream.rows_until(n_streamed) if n_streamed != stream.read else b""
                     channel.outbox.ring.returned(message.tokens_read)
                 except ValueError as e:
                     raise ProtocolError(f"completions that cannot be: {e}") from e
-                came = answers.tokens_of(streamed, channel.pending) if streamed else []
-                said = self._said(records, results) if records else _NONE
-                taken = channel.room.results_taken - said.results
-                channel.decide(self._completed, message, said, _News(said.answered, came), taken)
-                if self._stream.read - self._stream_told > self._stream.capacity // 4:
+                news = _News()
+                if streamed:
+                    news.streamed = answers.tokens_of(streamed, channel.pending)
+                if records:
+                    self._hear(news, records, results)
+                taken = channel.room.results_taken - news.results
+                channel.decided = self._completed, (message, news, taken)
+                self._completed(message, news, taken)
+                channel.decided = None
+                if stream.read - self._stream_told > self._stream_quarter:
                     self._tell_consumed()
-                    self._stream_told = self._stream.read
+                    self._stream_told = stream.read
         except BaseException:
             channel.interrupted()
             raise
         self.give_out()
 
-    def _said(self, records: bytes, results: bytes) -> _Records:
+    def _hear(self, said: _News, records: bytes, results: bytes) -> None:
         """What the records are about, and the response of each submission whose last step this was. Nothing is changed yet."""
         pending, now = self._channel.pending, time.monotonic()
-        said = _Records()
-        answered, requests = said.answered, said.requests
+        answered, requests, ids = said.answered, said.requests, said.ids
         at = n_results = 0
         for (request, n_rows, kind, waited, _, _), tokens, logprobs in zip(
             RECORD.iter_unpack(records), *answers.columns(records), strict=True
@@ -129,6 +125,7 @@ class Arrivals:
                 reply.queue_wait = waited
             if request != submission.last_request:
                 continue
+            ids.append(submission.id)
             n_results += submission.n_results
             if reply.withdrawn:
                 said.freed.append(submission.rows_offset)
@@ -148,17 +145,18 @@ class Arrivals:
                     said.raw.append(_RawAnswer(submission, n_rows, len(answered)))
             answered.append((reply, response))
         said.results = n_results
-        return said
 
-    def _completed(self, message: frames.Completions, said: _Records, news: _News, results_taken: int) -> None:
+    def _completed(self, message: frames.Completions, news: _News, results_taken: int) -> None:
         channel = self._channel
-        for streamed in news.streamed:
-            streamed.put()
-        for raw in said.raw:
-            self._lease(raw, said.answered)
-        if said.freed:
-            channel.free_rows(said.freed)
-        channel.settled(said.requests)
+        if news.streamed:
+            for streamed in news.streamed:
+                streamed.put()
+        if news.raw:
+            for raw in news.raw:
+                self._lease(raw, news.answered)
+        if news.freed:
+            channel.free_rows(news.freed)
+        channel.settled(news.requests, news.ids)
         channel.room.results_taken = results_taken
         self._records.read, self._results.read = message.records_written, message.results_written
         self._stream.read = message.stream_written
@@ -197,10 +195,12 @@ class Arrivals:
         error: ShmschedError | None = error_of(message.code, message.message)
         if message.code == ErrorCode.CANCELLED:
             error = None
-        failed = [(reply, self._reason(reply, session, error)) for reply, session in replies.items()]
         last = [submission for request, submission in found if request == submission.last_request]
+        news = _News()
+        news.failed = [(reply, self._reason(reply, session, error)) for reply, session in replies.items()]
+        news.requests, news.ids = [request for request, _ in found], [submission.id for submission in last]
         taken = channel.room.results_taken - sum([submission.n_results for submission in last])
-        channel.decide(self._failed, found, last, bool(message.rows_held), _News([], failed=failed), taken)
+        channel.decide(self._failed, found, last, bool(message.rows_held), news, taken)
 
     @staticmethod
     def _reason(reply: Reply, session: SessionCore, error: ShmschedError | None) -> ShmschedError | None:
@@ -232,7 +232,7 @@ class Arrivals:
                 channel.held_rows[submission.last_request] = submission.rows_offset
             else:
                 channel.free_rows([submission.rows_offset])
-        channel.settled([request for request, _ in found])
+        channel.settled(news.requests, news.ids)
         channel.room.results_taken = results_taken
         self._tell(news)
 
@@ -258,16 +258,20 @@ class Arrivals:
         if channel.dead is None:
             channel.dead = error
         replies = dict.fromkeys(submission.reply for submission in channel.pending.values())
-        channel.decide(self._ended, _News([], failed=[(reply, error) for reply in replies]))
+        news = _News()
+        news.failed = [(reply, error) for reply in replies]
+        channel.decide(self._ended, news)
 
     def _ended(self, news: _News) -> None:
         self._tell(news)
         self._channel.pending.clear()
 
     def _tell(self, news: _News) -> None:
-        if not self._news or self._news[-1] is not news:
-            self._news.append(news)
-        self._channel.tell_of_room()
+        waiting = self._news
+        if not waiting or waiting[-1] is not news:
+            waiting.append(news)
+        if self._channel.wait_for_room:
+            self._channel.tell_of_room()
 
     def give_out(self) -> None:
         """Settle what was decided, outside the lock."""
@@ -279,7 +283,8 @@ class Arrivals:
                 return
             for streamed in news.streamed:
                 streamed.stream.wake()
-            settle(news.answered)
+            if news.answered:
+                settle(news.answered)
             for reply, error in news.failed:
                 if error is None:
                     reply.settle_cancelled()

@@ -270,15 +270,12 @@ class Channel(Decisions):
 
     # --- what arrivals do under the lock; each may be done again ---------------------------------------------------------
 
-    def settled(self, requests: list[int]) -> None:
-        """These steps are over."""
+    def settled(self, requests: list[int], ids: list[int]) -> None:
+        """These steps are over, and the submissions that had these ids."""
+        self._ids.difference_update(ids)
         pending = self.pending
         for request in requests:
-            submission = pending.get(request)
-            if submission is not None:
-                if request == submission.last_request:
-                    self._ids.discard(submission.id)
-                pending.pop(request, None)
+            pending.pop(request, None)
 
     def free_rows(self, offsets: list[int]) -> None:
         for offset in offsets:
@@ -286,10 +283,9 @@ class Channel(Decisions):
                 self.arena.free(offset)
 
     def tell_of_room(self) -> None:
-        if self.wait_for_room:
-            for tell in self.wait_for_room:
-                tell()
-            self.wait_for_room = []
+        for tell in self.wait_for_room:
+            tell()
+        self.wait_for_room = []
 
     # ---------------------------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,9 @@ class WaitingStream(TokenStream):
 
     def next(self, timeout: float | None = None) -> SampledToken:
         """The next token, waiting for it. Raises as ``take``, TimeoutError, and Full in a future's callback."""
-        deadline, timeout = None, None if timeout is None else waiting("timeout", timeout)
+        deadline = None
+        if timeout is not None:
+            timeout = waiting("timeout", timeout)
         while True:
             token = self.take()
             if token is not None:

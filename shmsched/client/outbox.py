@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from shmsched.errors import SchedulerDied
 from shmsched.memory.ring import RecordReader, TokenWriter
@@ -18,15 +18,8 @@ MOST_TOGETHER = 1024
 """Submissions in one frame: far below what a frame may hold."""
 
 
-class _Leaving(NamedTuple):
-    """Steps that go now."""
-
-    frame: Outgoing
-    written: int
-    """Where the ring is written up to then."""
-    waiting: list[Packed]
-    """What waited; those are its first ``n``."""
-    n: int
+_Leaving = tuple[Outgoing, int, list[Packed], int]
+"""Steps that go now: their frame, up to where the ring is written then, and what waited, of which those are the first so many."""
 
 
 class Outbox:
@@ -79,7 +72,7 @@ class Outbox:
             stops = tuple(chain.from_iterable(stopping))
         written = self.ring.put(tokens)
         frame = pack_submit(written, self._records.read, self._results.read, self._stream.read, steps, stops)
-        self.leaving = leaving = _Leaving(outgoing(frame), written, waiting, n)
+        self.leaving = leaving = [frame], written, waiting, n
         self._leave(leaving)
 
     def _leave(self, leaving: _Leaving) -> None:

@@ -267,7 +267,8 @@ class Receiver(threading.Thread):
         """Handle what has arrived. Whoever calls has the turn. What an interrupt keeps from it is still there for whoever comes
         next; a frame may be handled twice."""
         self._handler = threading.get_ident()
-        outstanding = self._channel.outstanding
+        pending = self._channel.pending
+        outstanding = len(pending)
         inbound, handle = self._link.inbound, self._state.handle
         try:
             arrived = inbound.arrived(AT_ONCE)
@@ -280,7 +281,7 @@ class Receiver(threading.Thread):
         except ShmschedError as e:
             self._end(e)
         self._handler = 0
-        self._answers = outstanding - self._channel.outstanding
+        self._answers = outstanding - len(pending)
 
     def _end(self, error: ShmschedError) -> None:
         self._state.end(error)

@@ -143,7 +143,11 @@ class Link:
                 if self.on_outbound is not None:
                     self.on_outbound()
                 elif outbound[0] is frame:
-                    self._write_some(frame, data)
+                    try:
+                        # As in ``_write_some``.
+                        frame.extend(map(self._write, (data,), _DONTWAIT_ONCE))
+                    except BlockingIOError:
+                        pass
                     if frame[-1] == len(data):
                         outbound.popleft()
                     else:
