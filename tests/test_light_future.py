@@ -296,7 +296,7 @@ def test_it_is_not_copied(settled: bool, take: Callable[[Any], Any]) -> None:
     future: LightFuture[int] = LightFuture()
     if settled:
         future.set_result(7)
-    with pytest.raises(TypeError, match="copied or pickled"):
+    with pytest.raises(TypeError, match="pickled or copied"):
         take(future)
 
 

@@ -258,16 +258,24 @@ class AsyncClient(AsyncSubmitting):
 
     def _flush_soon(self) -> None:
         if not self._flush_due:
-            # In this order: an interrupt between the two has it called twice, and not never.
-            self._own_loop.call_soon(self._flush)
+            # Twice, since an interrupt may come when the loop has taken it out and it has not begun; and said after that, so that one
+            # in between has it called again, and not never.
+            self._own_loop.call_soon(self._flush_if_due)
+            self._own_loop.call_soon(self._flush_if_due)
             self._flush_due = True
+
+    def _flush_if_due(self) -> None:
+        if self._flush_due:
+            self._flush()
 
     def _flush(self) -> None:
         """Send what the tasks of this turn have submitted, all at once."""
-        self._flush_due = False
-        if self._state.closed:
-            return
         try:
+            self._flush_due = False
+            if self._state.closed:
+                return
+            if self._state.dropped:
+                self._state.close_dropped()
             if self._channel.flush():
                 self._own_loop.remove_writer(self._link.fileno())
             else:

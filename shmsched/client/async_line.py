@@ -148,6 +148,8 @@ class SubmissionLine(InOneLoop):
     def _room_came(self) -> None:
         """Called with the lock held or without: what is done about it is done later."""
         if self._line and not self._own_loop.is_closed():
+            # Twice, since an interrupt may come when the loop has taken it out and it has not begun.
+            self._own_loop.call_soon(self._advance)
             self._own_loop.call_soon(self._advance)
 
     def _advance(self) -> None:
@@ -187,10 +189,15 @@ class SubmissionLine(InOneLoop):
         """If that is not under way. The caller holds the lock."""
         if self._state.arena is None:
             answer: asyncio.Future[Segment] = self._own_loop.create_future()
+            # Twice, as in ``_room_came``.
+            answer.add_done_callback(self._arena_made)
             answer.add_done_callback(self._arena_made)
             self._ask_for_arena(answer)
 
     def _arena_made(self, answer: asyncio.Future[Segment]) -> None:
+        if self._state.arena is not answer:
+            # It was refused, as was said already.
+            return
         try:
             self._channel.under_lock(self._arena_came, answer)
         except (ShmschedError, OSError) as e:
@@ -201,4 +208,7 @@ class SubmissionLine(InOneLoop):
             for place in [place for place in self._line if place.submission.raw_rows]:
                 self._line.remove(place)
                 place.gone(type(e)(str(e)))
+        except BaseException:
+            self._room_came()
+            raise
         self._advance()

@@ -69,7 +69,7 @@ class AsyncStream(TokenStream):
         self._waiter: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -106,10 +106,10 @@ class AsyncStream(TokenStream):
         self._channel.halt(self)
 
     async def _wait(self) -> None:
-        if self._waiter is not None:
+        if self._waiter is not None and not self._waiter.done():
             raise RuntimeError("two tasks wait for the tokens of one generation; let one of them read it")
-        self._waiter = asyncio.get_running_loop().create_future()
         try:
+            self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         finally:
             self._waiter = None

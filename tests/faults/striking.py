@@ -25,6 +25,10 @@ class Struck(BaseException):
     """As an interrupt is none: nobody expects it."""
 
 
+class Interrupt(KeyboardInterrupt):
+    """What ends an event loop's turn: asyncio passes it on, and keeps all else to itself."""
+
+
 class Alarm(TimeoutError):
     """What a time limit's handler raises: an OSError, as it happens."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import Begin, Cancel, Halt, Next, Plan, Rest
 from shmsched.client.replies import TokenStream
+from shmsched.errors import ShmschedError
 
 
 def concluding(course: Course, plan: Plan[None], can_rewind: Callable[[], bool]) -> Plan[None]:
@@ -74,6 +76,6 @@ def _keeping(course: Course) -> Plan[None]:
         elif course.step is not None:
             response = yield from course.answer()
             course.take(course.token_of(response))
-    except Exception:
-        # A stream has ended, or a step failed: there is no more to take.
+    except (ShmschedError, EOFError, CancelledError):
+        # A stream has ended, or a step failed: there is no more to take. Anything else is an interrupt's.
         return
