@@ -14,12 +14,15 @@ LONGEST_S = 1e7
 """Four months: longer than any wait, and not more than any clock can add."""
 _MOST_SHOWN = 120
 
+STRANGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a value of somebody else's raises as it is looked at. What else comes there is no fault of the value: an alarm's, say."""
+
 
 def shown(value: object) -> str:
     """``repr(value)`` for a message: short, on one line, and whatever its ``__repr__`` may do."""
     try:
         text = repr(value)
-    except Exception:
+    except STRANGE:
         # Python refuses to write integers of more than 4,300 digits.
         size = f" of {value.bit_length()} bits" if isinstance(value, int) else ""
         return f"<{type(value).__name__}{size}>"
@@ -52,7 +55,7 @@ def number(name: str, value: object, least: float, most: float, *, where: str = 
         try:
             if least <= value <= most:  # type: ignore[operator]
                 return float(value)
-        except Exception:
+        except STRANGE:
             # A number of somebody else's.
             pass
     raise InvalidRequest(
@@ -108,7 +111,7 @@ def path(name: str, value: object) -> str:
             found = os.fspath(value)
             if isinstance(found, str) and found and b"\0" not in os.fsencode(found):
                 return found
-        except Exception:
+        except STRANGE:
             pass
     raise InvalidRequest(f"{name} is {shown(value)}; a path (str or os.PathLike) without zero bytes is wanted")
 
@@ -118,7 +121,7 @@ def _as_int(value: object) -> int | None:
         return None
     try:
         return int(value)
-    except Exception:
+    except STRANGE:
         return None
 
 

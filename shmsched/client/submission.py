@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shmsched.arguments import number, shown, whole
+from shmsched.arguments import STRANGE, number, shown, whole
 from shmsched.client.tokens import as_tokens, packed_tokens
 from shmsched.errors import DeadlineExceeded, Full, InvalidRequest
 from shmsched.memory.layouts import SAMPLING
@@ -171,7 +171,7 @@ def _output_rows(value: object) -> OutputRows:
     """Raises InvalidRequest if ``value`` is none."""
     try:
         return OutputRows(value)  # type: ignore[arg-type]
-    except Exception:
+    except STRANGE:
         # A value that cannot even be compared.
         raise InvalidRequest(f"output_rows is {shown(value)}; OutputRows.NONE, LAST or ALL is wanted") from None
 
@@ -241,6 +241,6 @@ def checked_stops(stop_tokens: object, vocab_size: int) -> tuple[int, ...]:
         )
     try:
         tokens = list(stop_tokens)
-    except Exception as e:
+    except STRANGE as e:
         raise InvalidRequest(f"stop_tokens is {shown(stop_tokens)}, which cannot be iterated over: {e}") from e
     return tuple(as_tokens(tokens, vocab_size, "stop_tokens").tolist()) if tokens else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.arguments import shown
+from shmsched.arguments import STRANGE, shown
 from shmsched.errors import InvalidRequest
 from shmsched.steps import Tokens
 
@@ -26,7 +26,7 @@ def as_tokens(tokens: Tokens, vocab_size: int, argument: str = "") -> npt.NDArra
     of = f"{argument}: " if argument else ""
     try:
         array = np.asarray(tokens)
-    except Exception as e:
+    except STRANGE as e:
         # Whatever a sequence of somebody else's raises.
         raise InvalidRequest(f"{of}tokens are no flat sequence of integers: {e}") from e
     if array.ndim == 0:

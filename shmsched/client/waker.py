@@ -18,6 +18,9 @@ class Waker:
             # One call, from the system call to where it is kept: an interrupt comes before it or after it.
             self._fds.extend(map(os.eventfd, (0,), (os.EFD_NONBLOCK | os.EFD_CLOEXEC,)))
         except OSError as e:
+            if e.errno is None:
+                # It is a signal handler's.
+                raise
             raise SystemLimit(f"a client needs a descriptor: {lacking(e)}") from e
 
     def fileno(self) -> int:

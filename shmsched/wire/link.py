@@ -90,6 +90,9 @@ class Link:
             try:
                 yield cls._greet(path, role)
             except OSError as e:
+                if e.errno is None:
+                    # It is a signal handler's.
+                    raise
                 until = {errno.ENOENT: deadline, errno.ECONNREFUSED: deadline, errno.EAGAIN: backlog_deadline}
                 if time.monotonic() >= until.get(e.errno or 0, 0.0):
                     raise _unreachable(path, e) from e
@@ -286,8 +289,10 @@ class Link:
         """End the stream both ways: a ``receive`` that waits in another thread returns None."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+        except OSError as e:
+            if e.errno is None:
+                # It is a signal handler's.
+                raise
 
     def close(self) -> None:
         """End the connection. Idempotent."""

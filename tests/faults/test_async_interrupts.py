@@ -226,13 +226,18 @@ class Rig:
 
     def _end_tasks(self) -> None:
         """As ``asyncio.run`` does."""
-        while tasks := asyncio.all_tasks(self.loop):
-            for task in tasks:
-                task.cancel()
+        while True:
             try:
+                self.loop.run_until_complete(asyncio.sleep(0))
+                tasks = asyncio.all_tasks(self.loop)
+                if not tasks:
+                    return
+                for task in tasks:
+                    task.cancel()
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=DEADLINE))
-            except Interrupt:
-                # A task that waits for the one that was struck hands it on, and the loop does.
+            except (Interrupt, RuntimeError):
+                # A task that waits for the one that was struck hands it on; and what ended in the turn that was struck stops the
+                # next one.
                 pass
 
     def _look_after(self, place: str) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shmsched.arguments import shown, text
+from shmsched.arguments import STRANGE, shown, text
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.errors import InvalidRequest
 
@@ -103,7 +103,7 @@ def stop_texts(stops: object) -> tuple[str, ...]:
     """Each text of ``stops``. Raises InvalidRequest that names what is none."""
     try:
         texts = tuple(stops) if isinstance(stops, Iterable) and not isinstance(stops, str | bytes) else (None,)
-    except Exception:
+    except STRANGE:
         texts = (None,)
     if not all(isinstance(s, str) and s for s in texts):
         raise InvalidRequest(f"stop is {shown(stops)}; a sequence of texts that are not empty is wanted")
