@@ -24,7 +24,7 @@ from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
 from shmsched.wire.framing import framed
 from shmsched.wire.inbound import AT_ONCE, WAITING, Inbound
 from shmsched.wire.socket_lock import holder_of, is_held
-from shmsched.wire.socket_path import check_path_length, default_socket
+from shmsched.wire.socket_path import check_path, default_socket
 
 RETRY_S = 0.02
 BACKLOG_S = 5.0
@@ -83,7 +83,7 @@ class Link:
     @classmethod
     def attempts(cls, path: str | os.PathLike[str], role: Role, wait: float) -> Iterator[Link | None]:
         """``connect`` for those who wait in their own way: None says to try again after RETRY_S."""
-        check_path_length(os.fspath(path))
+        check_path(os.fspath(path))
         deadline = time.monotonic() + wait
         backlog_deadline = time.monotonic() + max(wait, BACKLOG_S)
         while True:

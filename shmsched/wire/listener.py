@@ -9,10 +9,10 @@ import stat
 from collections import deque
 from pathlib import Path
 
-from shmsched.errors import DaemonRunning, ShmschedError, SocketPathError
+from shmsched.errors import ShmschedError, SocketPathError
 from shmsched.wire.credentials import credentials
 from shmsched.wire.socket_lock import SocketLock, lock_path_of, refused
-from shmsched.wire.socket_path import check_directory, check_path_length
+from shmsched.wire.socket_path import advice, check_directory, check_path
 
 BACKLOG = 512
 
@@ -26,7 +26,7 @@ class Listener:
     """
 
     def __init__(self, path: Path) -> None:
-        check_path_length(str(path))
+        check_path(str(path))
         self.path = path
         check_directory(path.parent, path)
         self._lock = SocketLock(path)
@@ -128,7 +128,7 @@ def _bound(path: Path) -> tuple[socket.socket, Identity | None]:
         sock.listen(BACKLOG)
     except OSError as e:
         sock.close()
-        raise SocketPathError(f"cannot bind {path}: {e.strerror}") from e
+        raise SocketPathError(f"cannot bind {path}: {e.strerror}. Choose a path elsewhere{advice(path)}") from e
     finally:
         os.umask(before)
     return sock, own
@@ -157,7 +157,8 @@ def sweep_sockets(directory: Path, pattern: str) -> None:
     for path in found:
         try:
             lock = SocketLock(path, patience_s=0.0)
-        except (DaemonRunning, SocketPathError):
+        except ShmschedError:
+            # Somebody has it, or it cannot be looked at.
             continue
         try:
             _remove_dead(path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from pathlib import Path
 
-from shmsched.errors import DaemonRunning, SocketPathError
+from shmsched.errors import DaemonRunning, SocketPathError, SystemLimit
+from shmsched.limits import is_shortage, lacking
+from shmsched.wire.socket_path import advice
 
 PASSING_S = 0.25
 """How long somebody may have the lock who only looks whether anybody has it."""
@@ -58,7 +61,7 @@ class SocketLock:
             try:
                 fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as e:
-                raise SocketPathError(f"cannot open {self._file}: {e.strerror}") from e
+                raise self._fault("open", e) from e
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The holder removes the file as it leaves: a lock on a file that has no name any more excludes nobody.
@@ -75,8 +78,15 @@ class SocketLock:
                 pass
             except OSError as e:
                 os.close(fd)
-                raise SocketPathError(f"cannot lock {self._file}: {e.strerror}") from e
+                raise self._fault("lock", e) from e
             os.close(fd)
+
+    def _fault(self, verb: str, error: OSError) -> SocketPathError | SystemLimit:
+        if is_shortage(error) or error.errno == errno.EFBIG:
+            return SystemLimit(f"cannot {verb} {self._file}: {lacking(error)}")
+        return SocketPathError(
+            f"cannot {verb} {self._file}: {error.strerror}. Choose a path elsewhere{advice(self._path)}"
+        )
 
 
 def refused(path: Path, holder: object) -> DaemonRunning:

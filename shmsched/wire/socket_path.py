@@ -69,16 +69,22 @@ def private_directory(name_bytes: int) -> Path:
     )
 
 
-def check_path_length(path: str) -> None:
+def check_path(path: str) -> None:
+    """Raises SocketPathError for one that names no file, or is too long for the kernel."""
+    if Path(path).name in ("", ".."):
+        raise SocketPathError(
+            f"the socket's path {path!r} names a directory; give it the name of a file in there, as in"
+            f" {os.path.join(path, 'shmsched.sock')}{advice(Path(path))}"
+        )
     n = len(os.fsencode(path))
     if n > MAX_PATH_BYTES:
         raise SocketPathError(
             f"the socket's path has {n} bytes; a Unix socket takes at most {MAX_PATH_BYTES}: {path}. Choose a shorter one"
-            + _where_from(Path(path))
+            + advice(Path(path))
         )
 
 
-def _where_from(path: Path) -> str:
+def advice(path: Path) -> str:
     """What to set, if nobody chose this path."""
     default, variable = _default()
     if path != default:
@@ -100,9 +106,9 @@ def check_directory(directory: Path, path: Path | None = None) -> None:
             directory.mkdir(mode=0o700, exist_ok=True)
         info = directory.stat()
     except OSError as e:
-        advice = _where_from(path or directory / "default.sock")
+        instead = advice(path or directory / "default.sock")
         raise SocketPathError(
-            f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another{advice}"
+            f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another{instead}"
         ) from e
     if not stat.S_ISDIR(info.st_mode):
         raise SocketPathError(f"the socket's directory {directory} is not a directory; choose another")

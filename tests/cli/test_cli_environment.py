@@ -64,6 +64,38 @@ def test_a_mistyped_path_makes_nothing_and_names_who_said_it(home: Path) -> None
     assert not (home / "mistyped").exists()
 
 
+@pytest.mark.parametrize("command", ["up", "status", "stop"])
+@pytest.mark.parametrize("path", ["", ".", "..", "/", "/tmp/"])
+def test_a_path_that_names_a_directory_is_refused_in_words(home: Path, command: str, path: str) -> None:
+    done = bare(home, SCRIPT, command, "--socket", path)
+    assert done.returncode in (1, 3)
+    assert done.stderr.count(b"\n") == 1, done.stderr
+    if path == "/tmp/":
+        # It has a name like any file, and is found not to be a socket.
+        assert b"/tmp exists and is not a socket" in done.stderr or b"at /tmp: " in done.stderr
+        return
+    assert b"names a directory; give it the name of a file in there, as in" in done.stderr
+    if path:
+        done = bare(home, SCRIPT, command, SHMSCHED_SOCKET=path)
+        assert b"names a directory" in done.stderr
+        assert b"SHMSCHED_SOCKET" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="/proc belongs to root, and nobody makes a file there")
+def test_a_directory_that_takes_no_file_names_who_said_it(home: Path) -> None:
+    done = bare(home, SCRIPT, "up", SHMSCHED_SOCKET="/proc/shmsched.sock")
+    assert done.returncode == 1
+    assert b"cannot open /proc/shmsched.sock.lock: " in done.stderr
+    assert b"Choose a path elsewhere with SHMSCHED_SOCKET" in done.stderr
+
+
+def test_files_of_no_size_at_all_are_a_limit_that_is_named(home: Path) -> None:
+    done = bare(home, "bash", "-c", f"ulimit -f 0; exec {SCRIPT} up --socket {home}/s")
+    assert done.returncode == 1
+    assert b"may have at most 0 bytes" in done.stderr, done.stderr
+    assert b"`ulimit -f`" in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="to be a user without an entry takes root")
 def test_a_user_without_an_entry_and_without_a_home(home: Path) -> None:
     home.chmod(0o1777)
