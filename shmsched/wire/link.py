@@ -41,7 +41,8 @@ class _Socket(socket.socket):
     __slots__ = ()
 
     def __del__(self) -> None:
-        self.close()
+        # Not its own close(): one for which no descriptor was left lacks what that looks at.
+        socket.SocketType.close(self)
 
 
 class Link:
