@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import subprocess
@@ -120,3 +121,64 @@ def test_a_daemon_without_descriptors_refuses_in_words_or_lets_wait_and_goes_on(
     err = capfd.readouterr().err
     # Not once for each time that it tries again.
     assert waited <= err.count("cannot accept connections for now: Too many open files") <= 10, err
+
+
+def test_what_is_launched_inherits_no_descriptor() -> None:
+    """Neither the daemon nor an engine: who holds the other end of somebody's pipe or socket keeps it from ending."""
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    try:
+        with shmsched.launch("echo") as cluster:
+            engine = cluster.status()["engines"][0]["pid"]
+            pipe = os.readlink(f"/proc/self/fd/{write}")
+            for pid in (cluster.pid, _parent(engine), engine):
+                held = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+                assert pipe not in held, f"process {pid} of {cluster.pid} has {pipe} of its launcher"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_what_the_daemon_inherits_its_engines_do_not(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    socket = tmp_path / "s"
+    daemon = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from shmsched.cli import main; main()",
+            "up",
+            "--socket",
+            str(socket),
+            "--engine",
+            "echo",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(write,),
+    )
+    try:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline().startswith(b"ready ")
+        with shmsched.Control(socket) as control:
+            engine = control.status()["engines"][0]["pid"]
+        pipe = os.readlink(f"/proc/self/fd/{write}")
+        assert pipe in {os.readlink(path) for path in Path(f"/proc/{daemon.pid}/fd").iterdir()}
+        for pid in (_parent(engine), engine):
+            assert pipe not in {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    finally:
+        os.close(read)
+        os.close(write)
+        daemon.terminate()
+        assert daemon.wait(DEADLINE) == 0
+        assert daemon.stdout is not None
+        daemon.stdout.close()
+
+
+def _parent(pid: int) -> int:
+    """The engine's keeper."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^PPid:\t(\d+)$", status, re.MULTILINE)
+    assert found is not None, status
+    return int(found[1])
