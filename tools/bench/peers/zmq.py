@@ -7,7 +7,7 @@ before it forms a batch. Rows are forwarded as the frames in which they came, un
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -39,10 +39,10 @@ class Step(msgspec.Struct, array_like=True, gc=False):
 
 
 class Addresses:
-    """In the abstract namespace: no file is left behind."""
+    """In the abstract namespace: no file is left behind. It is one for all PID namespaces, so a pid would not tell two runs apart."""
 
     def __init__(self) -> None:
-        name = f"ipc://@shmsched-bench-{os.getpid()}"
+        name = f"ipc://@shmsched-bench-{secrets.token_hex(8)}"
         self.steps, self.answers, self.work = f"{name}-steps", f"{name}-answers", f"{name}-work"
 
 
