@@ -133,4 +133,9 @@ class Lease:
             self._ended.extend(map(owed.pop, _FIRST))
 
     def __del__(self) -> None:
-        self.end()
+        try:
+            self.end()
+        except BaseException:
+            # Python lets an interrupt of a finalizer go no further, and comes here no second time.
+            self.end()
+            raise
