@@ -113,7 +113,8 @@ def test_a_user_without_an_entry_and_without_a_home(home: Path) -> None:
 def test_the_weights_cache_says_what_to_set(home: Path) -> None:
     write_model(home / "tiny.gguf")
     (home / "file").touch()
-    done = shmsched(home, "up", "--engine", f"gemma:{home}/tiny.gguf", XDG_CACHE_HOME=str(home / "file"))
+    cache = str(home / "file")
+    done = shmsched(home, "up", "--engine", f"gemma:{home}/tiny.gguf", traces=True, XDG_CACHE_HOME=cache)
     assert done.returncode == 1
     assert "set XDG_CACHE_HOME to a directory that can be written" in done.stderr
 
