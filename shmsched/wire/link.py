@@ -147,11 +147,8 @@ class Link:
                 if self.on_outbound is not None:
                     self.on_outbound()
                 elif outbound[0] is frame:
-                    try:
-                        # As in ``_write_some``.
-                        frame.extend(map(self._write, (data,), _DONTWAIT_ONCE))
-                    except BlockingIOError:
-                        pass
+                    # As in ``_write_some``. No ``try`` of its own: its line, where a tracer may raise, belongs to no handler.
+                    frame.extend(map(self._write, (data,), _DONTWAIT_ONCE))
                     if frame[-1] == len(data):
                         outbound.popleft()
                     else:
@@ -161,7 +158,10 @@ class Link:
         except BaseException as e:
             self._send_lock.give_up()
             if isinstance(e, OSError) and e.errno is not None:
-                raise self._gone(e) from e
+                if not isinstance(e, BlockingIOError):
+                    raise self._gone(e) from e
+                self.flush()
+                return
             raise
 
     def can_send(self, timeout: float) -> bool:

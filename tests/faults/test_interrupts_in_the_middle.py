@@ -1,0 +1,226 @@
+"""An interrupt at each instruction of what a client must not do by halves, one after the other, with one client and one session.
+
+Nothing heals in between: what any of them leaves behind is there for those that follow, and for another thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType
+
+import pytest
+
+import shmsched
+from shmsched.client.arrivals import Arrivals
+from shmsched.client.channel import Channel
+from shmsched.client.client import Client
+from shmsched.client.core import ClientCore
+from shmsched.client.decisions import Decisions
+from shmsched.client.leases import ClientArena
+from shmsched.client.outbox import Outbox
+from shmsched.client.receiver import Receiver
+from shmsched.client.state import ClientState
+from shmsched.client.submitting import Submitting
+from shmsched.memory.layouts import GUARD
+from shmsched.wire.inbound import Inbound
+from shmsched.wire.link import Link
+
+from faults.striking import Place, Struck, Tracer
+from processes.expected import VOCAB, echoes
+from processes.leftovers import wait_until
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+DEADLINE = 10.0
+ROWS = 64
+ARENA = 4 * VOCAB * ROWS + 2 * GUARD
+"""Room for one step that asks for all of its rows, and for nothing beside it."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[shmsched.Cluster]:
+    with shmsched.launch(f"echo?vocab={VOCAB}&step_us=100&max_sessions=2", max_prefill_chunk_size=ROWS) as cluster:
+        yield cluster
+
+
+class Rig:
+    def __init__(self, cluster: shmsched.Cluster) -> None:
+        self.cluster = cluster
+        self.client = shmsched.Client(socket=cluster.socket, arena_bytes=ARENA)
+        self.session = self.client.open_session(timeout=DEADLINE)
+
+    def works_elsewhere(self, where: object) -> None:
+        """Another thread gets the right answer to a step of the session."""
+        got: list[object] = []
+
+        def step() -> None:
+            try:
+                got.append(self.session.submit([7], position=0).result(DEADLINE).tokens.tolist())
+            except BaseException as e:
+                got.append(e)
+
+        thread = threading.Thread(target=step, daemon=True)
+        thread.start()
+        thread.join(DEADLINE)
+        assert got == [echoes([7], 1)], f"{where}: another thread {'got' if got else 'hangs'} {got}"
+
+    def works(self, where: object) -> None:
+        assert self.session.submit([7], position=0).result(DEADLINE).tokens.tolist() == echoes([7], 1), where
+
+    def strike(self, does: Callable[[Rig], None], place: Place) -> bool:
+        tracer = Tracer(place, instructions=True)
+        try:
+            with tracer.following():
+                does(self)
+        except Struck:
+            pass
+        return tracer.struck
+
+    def places(self, does: Callable[[Rig], None], within: list[CodeType]) -> list[Place]:
+        """The instructions of these functions that it comes to."""
+        for _ in range(2):
+            tracer = Tracer(instructions=True)
+            with tracer.following():
+                does(self)
+        found = []
+        for code in within:
+            lines = {line for _, _, line in code.co_lines() if line}
+            places = [p for p in tracer.reached if p[2] >= 0 and p[0] == code.co_filename and p[1] in lines]
+            assert places, f"{code.co_qualname} is not run through"
+            found += places
+        return found
+
+    def nothing_is_left(self) -> None:
+        found: list[object] = []
+
+        def nothing() -> bool:
+            gc.collect()
+            status = self.cluster.status()
+            found[:] = [(c["sessions"], c["outstanding"]) for c in status["clients"]]
+            return found == [(1, 0)]
+
+        wait_until(nothing, f"one client with one session and nothing outstanding: {found}", DEADLINE)
+        self._the_whole_arena_is_free()
+
+    def _the_whole_arena_is_free(self) -> None:
+        """A client of whose arena nothing is held may have all of it at once."""
+        rows = self.session.submit([1] * ROWS, position=0, sampling=None, output_rows=shmsched.OutputRows.ALL)
+        logits = rows.result(DEADLINE).logits
+        assert logits is not None
+        logits.release()
+
+
+@pytest.fixture
+def rig(cluster: shmsched.Cluster, interruptible: None) -> Iterator[Rig]:
+    rig = Rig(cluster)
+    with rig.client, rig.session:
+        yield rig
+
+
+def decode(rig: Rig) -> None:
+    rig.session.submit([5], position=1).result(DEADLINE)
+
+
+def prompt(rig: Rig) -> None:
+    rig.session.submit(list(range(100)), position=0).result(DEADLINE)
+
+
+def raw(rig: Rig) -> None:
+    logits = rig.session.submit([5], sampling=None).result(DEADLINE).logits
+    assert logits is not None
+    logits.release()
+
+
+def cancel(rig: Rig) -> None:
+    rig.session.submit([5]).cancel()
+
+
+def open_another(rig: Rig) -> None:
+    with rig.client.open_session(timeout=DEADLINE):
+        pass
+
+
+def _code(function: Callable[..., object]) -> CodeType:
+    assert isinstance(function, FunctionType)
+    return function.__code__
+
+
+PARTS: dict[str, tuple[Callable[[Rig], None], list[Callable[..., object]]]] = {
+    "a step is entered": (decode, [Channel._enter, Channel._entered, Client._submit]),
+    "a step's row is taken": (raw, [Channel._enter, ClientArena.take, ClientArena.place]),
+    "a step leaves": (decode, [Outbox.send_steps, Outbox._leave, Link.send_packed]),
+    "a prompt is entered": (prompt, [Channel.submit, Submitting._send]),
+    "a frame is read": (decode, [Inbound.arrived, Inbound.handled, Receiver._take_in, Receiver._leave]),
+    "an answer is taken in": (decode, [Arrivals.completions, Arrivals._completed, Arrivals.give_out]),
+    "logits are leased": (raw, [Arrivals._lease, Arrivals._completed]),
+    "a step is withdrawn": (cancel, [Channel._withdrawn, Decisions.decide, Decisions.under_lock]),
+    "a session is opened": (open_another, [ClientCore._ask, Client._opened, ClientState._session_opened]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_at_every_instruction_where(rig: Rig, part: str) -> None:
+    does, within = PARTS[part]
+    raw(rig)
+    struck = 0
+    places = rig.places(does, [_code(function) for function in within])
+    for place in places:
+        struck += rig.strike(does, place)
+        rig.works_elsewhere(place)
+    assert struck > len(places) // 2
+    rig.works(part)
+    rig.nothing_is_left()
+
+
+@contextmanager
+def struck_as_it_is_called(code: CodeType) -> Iterator[None]:
+    """Raises as this function begins, once: a second strike, since Python ends a tracer that has raised."""
+
+    def call(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code is code:
+            raise Struck(f"as {code.co_qualname} begins")
+
+    sys.setprofile(call)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_turn_that_two_interrupts_keep(rig: Rig) -> None:
+    """The first ends a caller's wait, the second what makes up for it."""
+    raw(rig)
+    within = _code(Receiver.read_until)
+    waits = [place for place in rig.places(decode, [within]) if place[1] > within.co_firstlineno + 20]
+    struck = 0
+    for place in waits[:: len(waits) // 10]:
+        with struck_as_it_is_called(_code(Receiver._recover)):
+            struck += rig.strike(decode, place)
+        rig.works_elsewhere(place)
+    assert struck > 3
+    rig.nothing_is_left()
+
+
+def test_nobody_waits_for_a_session_that_an_interrupt_ended_the_wait_for(rig: Rig) -> None:
+    def waiting() -> int:
+        return int(rig.cluster.status()["waiting_sessions"])
+
+    def raises(number: int, frame: FrameType | None) -> None:
+        raise Struck
+
+    with rig.client.open_session(timeout=DEADLINE):
+        before = signal.signal(signal.SIGALRM, raises)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Struck):
+                rig.client.open_session(timeout=DEADLINE)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        wait_until(lambda: waiting() == 0, "nobody waits for a session", DEADLINE / 5)
+    rig.nothing_is_left()
