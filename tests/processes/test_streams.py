@@ -116,7 +116,7 @@ def test_nothing_can_be_submitted_to_a_session_that_generates(client: shmsched.C
     [
         ({"further": -1}, "further is -1"),
         ({"further": 20_000}, "20002 tokens"),
-        ({"further": 1, "stop_tokens": (VOCAB,)}, f"stop token {VOCAB}"),
+        ({"further": 1, "stop_tokens": (VOCAB,)}, f"stop_tokens: token {VOCAB}"),
         ({"further": 1, "stop_tokens": tuple(range(17))}, "at most 16"),
         ({"further": 1, "sampling": None}, "sampling is None"),
     ],
