@@ -118,8 +118,12 @@ class Rig:
 @pytest.fixture
 def rig(cluster: shmsched.Cluster, interruptible: None) -> Iterator[Rig]:
     rig = Rig(cluster)
-    with rig.client, rig.session:
-        yield rig
+    yield rig
+    # By another thread: where a lock was left held, the test has failed, and is not to hang as well.
+    closes = threading.Thread(target=rig.client.close, daemon=True)
+    closes.start()
+    closes.join(DEADLINE)
+    assert not closes.is_alive(), "the client cannot be closed"
 
 
 def decode(rig: Rig) -> None:
@@ -223,4 +227,28 @@ def test_nobody_waits_for_a_session_that_an_interrupt_ended_the_wait_for(rig: Ri
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
         wait_until(lambda: waiting() == 0, "nobody waits for a session", DEADLINE / 5)
+    rig.nothing_is_left()
+
+
+def test_an_answer_that_an_interrupt_keeps_comes_to_whoever_asks_next(rig: Rig) -> None:
+    """Nothing further arrives that would bring it."""
+    raw(rig)
+    future = None
+
+    def asked(rig: Rig) -> None:
+        nonlocal future
+        future = rig.session.submit([7], position=0)
+        waited_for(rig)
+
+    def waited_for(rig: Rig) -> None:
+        assert future is not None
+        future.result(DEADLINE)
+
+    parts = [ClientState.handle, Arrivals.completions, Arrivals._hear, Receiver._take_in, Inbound.handled]
+    struck = 0
+    for place in rig.places(asked, [_code(part) for part in parts])[::2]:
+        future = rig.session.submit([7], position=0)
+        struck += rig.strike(waited_for, place)
+        assert future.result(DEADLINE).tokens.tolist() == echoes([7], 1), place
+    assert struck > 50
     rig.nothing_is_left()
