@@ -38,17 +38,11 @@ def set_results(settled: Iterable[tuple[LightFuture[T], T]]) -> None:
 
     To be called again with the same where an interrupt has ended it.
     """
-    others, followed = [], []
+    others: list[tuple[LightFuture[T], T]] = []
+    followed: list[Bells] = []
     try:
         with _lock:
-            for future, result in settled:
-                if future._state is PENDING and not future._in_company:
-                    future._result = result
-                    future._state = FINISHED
-                    if future._bells is not None:
-                        followed.append(future._bells)
-                else:
-                    others.append((future, result))
+            _set_lonely(settled, others, followed)
     except BaseException:
         _lock.give_up()
         raise
@@ -59,6 +53,21 @@ def set_results(settled: Iterable[tuple[LightFuture[T], T]]) -> None:
             future.set_result(result)
         except InvalidStateError:
             future.announce()
+
+
+def _set_lonely(
+    settled: Iterable[tuple[LightFuture[T], T]], others: list[tuple[LightFuture[T], T]], followed: list[Bells]
+) -> None:
+    """The caller holds the lock. Not where that is taken: what a tracer raises at the end of a loop there, or at the end of a
+    branch, belongs to no handler (Python 3.11), and the lock would be kept."""
+    for future, result in settled:
+        if future._state is PENDING and not future._in_company:
+            future._result = result
+            future._state = FINISHED
+            if future._bells is not None:
+                followed.append(future._bells)
+        else:
+            others.append((future, result))
 
 
 class _MadeOnDemand(Generic[V]):

@@ -250,11 +250,12 @@ class AsyncClient(AsyncSubmitting):
             say_trace()
             self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}. Make a new client"))
 
-    def _submitted(self) -> None:
-        """What waits in the outbox goes with what other tasks of this turn submit. The caller holds the lock."""
+    def _submitted(self) -> bool:
+        """What waits in the outbox goes with what other tasks of this turn submit. The caller holds the lock. True."""
         if self._channel.outbox.full:
             self._channel.outbox.send_steps()
         self._flush_soon()
+        return True
 
     def _flush_soon(self) -> None:
         if not self._flush_due:

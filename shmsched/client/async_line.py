@@ -62,8 +62,8 @@ class SubmissionLine(InOneLoop):
         """Nobody goes before those in here."""
 
     @abstractmethod
-    def _submitted(self) -> None:
-        """Something waits in the outbox. The caller holds the lock."""
+    def _submitted(self) -> bool:
+        """Something waits in the outbox. The caller holds the lock. True."""
 
     def _put(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> Place | None:
         """Submit it now, or have it submitted once there is room and those before it have gone.

@@ -37,9 +37,12 @@ class AsyncSubmitting(SubmissionLine):
             self._check_usable()
             try:
                 with self._channel.lock:
-                    if self._channel.submit_decode(session, tokens, position, sampling, course, reply):
-                        self._submitted()
-                        return reply, None
+                    is_on_its_way = (
+                        self._channel.submit_decode(session, tokens, position, sampling, course, reply)
+                        and self._submitted()
+                    )
+                if is_on_its_way:
+                    return reply, None
             except BaseException as e:
                 self._not_submitted(reply, e)
                 raise

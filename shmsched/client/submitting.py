@@ -49,16 +49,17 @@ class Submitting(ClientCore):
         if not isinstance(error, ShmschedError):
             self._channel.take_back(reply)
 
-    def _send_steps(self) -> None:
-        """Send what was submitted, if it is not better sent together with what follows. The caller holds the lock."""
+    def _send_steps(self) -> bool:
+        """Send what was submitted, if it is not better sent together with what follows. The caller holds the lock. True."""
         outbox = self._channel.outbox
         if self._receiver.expects_more() and not outbox.full:
-            return
+            return True
         try:
             outbox.send_steps()
         except SchedulerDied as e:
             # The scheduler may have said why before it went; that is not read yet.
             raise self._state.end_of_stream() from e
+        return True
 
     def _ask_for_room(self, lacking: str, block: bool) -> Bell:
         """What is rung when some room has come back; whatever the caller knows may have changed then. The caller holds the lock.
