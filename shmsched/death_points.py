@@ -15,7 +15,7 @@ import posix_ipc
 
 from shmsched import dying
 from shmsched.client import answers
-from shmsched.client.channel import Channel
+from shmsched.client.arrivals import Arrivals
 from shmsched.client.leases import ClientArena
 from shmsched.client.state import Greeting
 from shmsched.daemon import batch_slot, handlers
@@ -171,12 +171,12 @@ _PLACES: dict[DeathPoint, tuple[Any, str, dying.Wrap]] = {
     DeathPoint.CLIENT_IN_SUBMIT: (Link, "send_packed", _HALF(frames.Submit)),
     DeathPoint.CLIENT_SUBMITTED: (Link, "send_packed", _SENT(frames.Submit)),
     DeathPoint.CLIENT_IN_FLUSH: (Link, "flush", dying.half_of_what_waits),
-    DeathPoint.CLIENT_HEARD_COMPLETIONS: (Channel, "completions", dying.before),
+    DeathPoint.CLIENT_HEARD_COMPLETIONS: (Arrivals, "completions", dying.before),
     DeathPoint.CLIENT_READ_TOKENS: (answers, "tokens_of", dying.after),
-    DeathPoint.CLIENT_ASKED_FOR_ARENA: (Link, "send", _SENT(frames.OpenArena)),
+    DeathPoint.CLIENT_ASKED_FOR_ARENA: (Link, "send_packed", _SENT(frames.OpenArena)),
     DeathPoint.CLIENT_HEARD_OF_ARENA: (ClientArena, "__init__", dying.before),
-    DeathPoint.CLIENT_HOLDS_LEASES: (ClientArena, "lease", dying.after),
-    DeathPoint.CLIENT_CANCELLED: (Link, "send", _SENT(frames.Cancel)),
+    DeathPoint.CLIENT_HOLDS_LEASES: (ClientArena, "lease_to_be", dying.after),
+    DeathPoint.CLIENT_CANCELLED: (Link, "send_packed", _SENT(frames.Cancel)),
     DeathPoint.CLIENT_ASKED_FOR_FORK: (Link, "send", _SENT(frames.ForkSession)),
     DeathPoint.CLIENT_CLOSED_SESSION: (Link, "send", _SENT(frames.CloseSession)),
     DeathPoint.ENGINE_SAID_HELLO: (Link, "send", _SENT(frames.Hello)),

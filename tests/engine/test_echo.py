@@ -141,5 +141,5 @@ def test_what_it_costs_is_slept() -> None:
 def test_its_limits_are_those_that_were_asked_for() -> None:
     info = Echo(vocab=9, max_sessions=2, max_session_tokens=77, model="other").info
     assert (info.vocab_size, info.max_sessions, info.max_session_tokens, info.model) == (9, 2, 77, "other")
-    with pytest.raises(ValueError, match="vocab_size is 0"):
+    with pytest.raises(ValueError, match="vocab is 0"):
         Echo(vocab=0)

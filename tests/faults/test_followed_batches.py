@@ -235,7 +235,7 @@ def test_the_room_of_a_client_is_counted_once_for_all_its_steps() -> None:
             session: Any = SimpleNamespace(client=clients[i], slot=len(steps))
             steps.append(Step(len(steps), session, 1, 1, bytes(4), 0, wanted, 0.0))
             steps[-1].state = StepState.IN_FLIGHT
-        assert hand.give_ahead(hand.give(steps, 0.0)) == expected
+        assert hand.give_ahead(hand.give(0.0, steps)) == expected
 
 
 def test_what_was_run_for_nobody_counts_for_what_a_batch_of_its_size_takes(world: World) -> None:

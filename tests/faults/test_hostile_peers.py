@@ -389,7 +389,7 @@ OFFERS = {
     "batches too small for anything": ({"max_batch_size": 1}, "max_batch_size is 1"),
     "no name": ({"model": ""}, "a name of 1 to 255 bytes"),
     "a name without end": ({"model": "x" * 60_000}, "a name of 1 to 255 bytes"),
-    "a stop token that is none": ({"stop_tokens": (U32,)}, "stop_tokens has 4294967295"),
+    "a stop token that is none": ({"stop_tokens": (U32,)}, "stop_tokens has a token that is 4294967295"),
     "another vocabulary for a model": ({"model": "echo"}, "serves it with 1000"),
 }
 

@@ -156,9 +156,8 @@ def test_an_engine_that_is_stopped_for_long_is_a_hang_and_the_others_go_on(secon
         cluster.client() as client,
     ):
         bystander = Decoding(client)
-        victim, streaming, raw, late = [
-            s for s in (client.open_session() for _ in range(7)) if s.engine != bystander.session.engine
-        ]
+        opened = [client.open_session() for _ in range(7)]
+        victim, streaming, raw, late = [s for s in opened if s.engine != bystander.session.engine]
         stream = streaming.stream([1], further=100_000)
         stream.next(DEADLINE)
         engine = engine_of(cluster, victim)

@@ -154,7 +154,7 @@ def test_a_draft_from_a_distribution_that_is_none_is_refused(session: shmsched.S
             whole[30] = 1.0
             return Draft([30], [whole])
 
-    with pytest.raises(shmsched.InvalidRequest, match="token 30 was drawn from a distribution that has a NaN"):
+    with pytest.raises(shmsched.InvalidRequest, match="distribution 0 of the draft, of token 30, adds up to nan"):
         list(session.generate([0], max_new_tokens=4, draft=Wild(), sampling=SAMPLED[1]))
 
 

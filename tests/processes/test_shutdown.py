@@ -34,7 +34,7 @@ class Everything:
     def __init__(self, cluster: shmsched.Cluster) -> None:
         self._cluster = cluster
         self.client = cluster.client()
-        sessions = [self.client.open_session() for _ in range(6)]
+        self.sessions = sessions = [self.client.open_session() for _ in range(6)]
         self._ready = threading.Event()
         self.awaited: list[object] = []
         self.thread = threading.Thread(target=lambda: asyncio.run(self._wait()), name="asynchronous")
