@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shmsched import ShmschedError
 from shmsched.tools.load import report
-from shmsched.tools.load.chaos import Chaos, parse_chaos
+from shmsched.tools.load.chaos import SHARES, Chaos, Fault, parse_chaos
 from shmsched.tools.load.drive import Progress as RunProgress
 from shmsched.tools.load.options import Mode, Options, Soak
 from shmsched.tools.load.run import Outcome, run
@@ -76,8 +76,9 @@ def _chaos(_: click.Context, __: click.Parameter, value: str | None) -> Chaos | 
     default=None,
     callback=_chaos,
     metavar="FAULT=N,...",
-    help="Inject faults, each every N seconds or so: kill-engine, stop-engine, kill-client, stop-client, garbage (a hostile"
-    " peer's); cancel=N cancels that share of the submissions.",
+    help=f"Inject faults, each every N seconds or so: {', '.join(f for f in Fault if f not in SHARES)} (garbage: a hostile"
+    " peer's). cancel=N cancels that share of the submissions, and pid-namespace=N gives that share of the clients a PID"
+    " namespace of their own.",
 )
 @click.option(
     "--soak",

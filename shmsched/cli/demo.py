@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shmsched.arguments import text
 from shmsched.cli.exits import Failed
 from shmsched.cli.options import SPEC_HELP, check_spec
+from shmsched.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shmsched.cli.demo_run import Stream
@@ -47,6 +49,11 @@ def command(prompt: str | None, spec: str, clients: int, sessions: int, max_new_
     """
     if prompt is not None and not prompt.strip():
         raise click.BadParameter("is empty.", param_hint="PROMPT")
+    if prompt is not None:
+        try:
+            text("it", prompt)
+        except InvalidRequest as e:
+            raise click.BadParameter(str(e), param_hint="PROMPT") from None
     if spec == "echo":
         spec = ECHO
     _check_installed(spec)

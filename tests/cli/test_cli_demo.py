@@ -84,7 +84,10 @@ def test_what_cannot_work_is_said_and_leaves_nothing(home: Path, arguments: tupl
     assert left(home) == []
 
 
-@pytest.mark.parametrize("arguments", [("--clients", "0"), ("--engine", "?"), (" ",), ("--max-new-tokens", "1")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--engine", "echo", "a\udcff"), ("--clients", "0"), ("--engine", "?"), (" ",), ("--max-new-tokens", "1")],
+)
 def test_wrong_options_are_usage_errors(home: Path, arguments: tuple[str, ...]) -> None:
     assert shmsched(home, "demo", *arguments).returncode == 2
 
