@@ -205,7 +205,9 @@ def test_an_async_client(cluster: shmsched.Cluster, drawn: Any) -> None:
                 in_words(name, said)
 
             for name in ("tokens", "position", "sampling", "output_rows", "deadline"):
-                await feed(lambda v, n=name: session.submit(**{"tokens": [1], n: v}), name)
+                await feed(
+                    lambda v, n=name: session.submit(**{"tokens": [1], n: v}), name, (shmsched.DeadlineExceeded,)
+                )
             for name in ("options", "seed", "block", "timeout"):
                 await feed(lambda v, n=name: client.open_session(**{n: v}), name, (shmsched.Full,))
             for name in GENERATE:
