@@ -86,6 +86,11 @@ def _deaf() -> None:
     time.sleep(600)
 
 
+def _sleep(begins: int) -> None:
+    os.write(begins, b"b")
+    time.sleep(60)
+
+
 class Asking(Echo):
     """Echo, that answers with how many of two processes of its own a signal has ended, whose number it is given."""
 
@@ -94,8 +99,13 @@ class Asking(Echo):
 
     def forward(self, batch: BatchView) -> None:
         number = int(batch.tokens[-1])
-        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        begun, begins = os.pipe()
+        forked = multiprocessing.get_context("fork").Process(target=_sleep, args=(begins,))
         forked.start()
+        # What a signal raises while a process is being forked may be lost in a callback, here as anywhere.
+        os.read(begun, 1)
+        os.close(begun)
+        os.close(begins)
         program = subprocess.Popen(["sleep", "60"])
         assert forked.pid is not None
         os.kill(forked.pid, number)
