@@ -37,7 +37,7 @@ def run_launched() -> int:
     settings = json.loads(described)
     engines = tuple(EngineConfig(spec=e["spec"], copies=e["copies"]) for e in settings.pop("engines"))
     params = SchedulerParams(**settings.pop("params"))
-    socket, launcher = Path(settings.pop("socket")), settings.pop("launcher_pid")
+    socket, launcher = Path(settings.pop("socket")), settings.pop("launcher_pid", 0)
     if unknown := sorted(settings.keys() - SETTINGS):
         say(f"shmsched: no setting is called {', '.join(unknown)}; there are {', '.join(sorted(SETTINGS))}")
         return 1
