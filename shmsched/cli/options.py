@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from shmsched.arguments import LONGEST_S
+
 
 class Number(click.FloatRange):
     """A number in a range. To click, ``nan`` and ``inf`` are in most."""
@@ -19,21 +21,7 @@ class Number(click.FloatRange):
         return number
 
 
-class Seconds(Number):
-    """A time to wait."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = super().convert(value, param, ctx)
-        if seconds > MOST_SECONDS:
-            self.fail(f"{value!r} is more than {MOST_SECONDS:,} seconds.", param, ctx)
-        return seconds
-
-
-MOST_SECONDS = 10_000_000
-"""Four months: what no wait outlasts, and every clock can add."""
-LEAST_SECONDS = 0.001
-SECONDS = Seconds(min=0)
-POSITIVE_SECONDS = Seconds(min=LEAST_SECONDS)
+SECONDS = Number(min=0, max=LONGEST_S)
 
 
 def check_spec(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmsched.cli.options import (
-    LEAST_SECONDS,
-    MOST_SECONDS,
-    POSITIVE_SECONDS,
-    SECONDS,
-    SPEC_HELP,
-    check_spec,
-    socket_option,
-)
+from shmsched import arguments
+from shmsched.cli.options import SPEC_HELP, Number, check_spec, socket_option
+from shmsched.scheduling.settings import SETTINGS, checked
 
 if TYPE_CHECKING:
     from shmsched.daemon.config import DaemonConfig
 
-_LIMIT = click.IntRange(min=1)
+
+def _setting(name: str, help: str) -> Callable[[Any], Any]:
+    """The option of a setting, within its bounds."""
+    check, least, most = SETTINGS[name]
+    whole = check is arguments.whole
+    kind = click.IntRange(int(least), int(most)) if whole else Number(least, most)
+    option = "--" + name.removesuffix("_s").replace("_", "-")
+    return click.option(option, name, type=kind, metavar="N" if whole else "S", help=help)
 
 
 @click.command("up")
@@ -29,25 +31,13 @@ _LIMIT = click.IntRange(min=1)
 @click.option(
     "--engine", "specs", callback=check_spec, multiple=True, metavar="SPEC", help="Spawn an engine; repeatable."
 )
-@click.option("--engines", "copies", type=_LIMIT, metavar="N", help="Spawn N of each.  [default: 1]")
-@click.option("--max-decode-sequences", type=_LIMIT, metavar="N", help="Decodes in one batch.  [default: 32]")
-@click.option("--max-prefill-chunk-size", type=_LIMIT, metavar="N", help="Tokens of a prefill chunk.  [default: 256]")
-@click.option(
-    "--max-queued-steps",
-    type=_LIMIT,
-    metavar="N",
-    help="Of all clients together; beyond it those that flood have to wait.  [default: 262144]",
-)
-@click.option(
-    "--max-clients", type=_LIMIT, metavar="N",
-    help="Connections at once, those of engines among them.  [default: 1024]",
-)  # fmt: skip
-@click.option(
-    "--drain-timeout", type=SECONDS, metavar="S", help="How long open sessions may go on at the end.  [default: 30]"
-)
-@click.option(
-    "--step-timeout", type=POSITIVE_SECONDS, metavar="S", help="When a batch counts as hanging.  [default: 300]"
-)
+@click.option("--engines", "copies", type=click.IntRange(min=1), metavar="N", help="Spawn N of each.  [default: 1]")
+@_setting("max_decode_sequences", "Decodes in one batch.  [default: 32]")
+@_setting("max_prefill_chunk_size", "Tokens of a prefill chunk.  [default: 256]")
+@_setting("max_queued_steps", "Of all clients together; beyond it those that flood have to wait.  [default: 262144]")
+@_setting("max_clients", "Connections at once, those of engines among them.  [default: 1024]")
+@_setting("drain_timeout_s", "How long open sessions may go on at the end.  [default: 30]")
+@_setting("step_timeout_s", "When a batch counts as hanging.  [default: 300]")
 @click.option(
     "--config", type=click.Path(path_type=Path), metavar="FILE.toml", help="Settings; options given here win over them."
 )
@@ -62,7 +52,7 @@ def command(config: Path | None, **options: Any) -> int:
 
     A configuration file has [[engine]] tables with spec, copies, env (a table, or a list with one for each copy) and
     python, and above them socket, max_decode_sequences, max_prefill_chunk_size, max_queued_steps, max_clients,
-    drain_timeout and step_timeout.
+    max_shared_memory, drain_timeout, start_timeout, step_timeout, linger_share and ahead_share.
     """
     from shmsched.daemon.running import run
 
@@ -78,15 +68,12 @@ def daemon_config(
     socket: Path | None,
     specs: tuple[str, ...],
     copies: int | None,
-    max_decode_sequences: int | None,
-    max_prefill_chunk_size: int | None,
-    max_queued_steps: int | None,
-    max_clients: int | None,
-    drain_timeout: float | None,
-    step_timeout: float | None,
+    **given: Any,
 ) -> DaemonConfig:
     """The file's settings, and over them the options that were given."""
-    from shmsched.daemon.config import EngineConfig, read_config
+    from shmsched.daemon.config import DaemonConfig, EngineConfig, read_config
+    from shmsched.engine.spec import EngineSpec
+    from shmsched.errors import InvalidRequest
 
     settings = read_config(file) if file is not None else {}
     engines: tuple[EngineConfig, ...] = settings.pop("engines", ())
@@ -96,48 +83,16 @@ def daemon_config(
         if not engines:
             raise click.UsageError("--engines says how many of each engine to spawn; name one with --engine.")
         engines = tuple(replace(engine, copies=copies) for engine in engines)
-    given = {
-        "socket": socket,
-        "max_decode_sequences": max_decode_sequences,
-        "max_prefill_chunk_size": max_prefill_chunk_size,
-        "max_queued_steps": max_queued_steps,
-        "max_clients": max_clients,
-        "drain_timeout": drain_timeout,
-        "step_timeout": step_timeout,
-    }
-    settings |= {name: value for name, value in given.items() if value is not None}
-    return _checked(file, settings, engines)
-
-
-def _checked(file: Path | None, settings: dict[str, Any], engines: tuple[Any, ...]) -> DaemonConfig:
-    """Options were checked as they were read: what does not fit here stands in the file, unless there is none."""
-    from shmsched.daemon.config import DaemonConfig
-    from shmsched.engine.spec import EngineSpec
-    from shmsched.errors import InvalidRequest
-    from shmsched.scheduling import SchedulerParams
-
-    rest: dict[str, Any] = {}
+    chosen = settings.pop("socket", None) if socket is None else socket
     try:
         for engine in engines:
             EngineSpec.parse(engine.spec)
-        limits = {
-            name: settings[name] for name in ("max_decode_sequences", "max_prefill_chunk_size") if name in settings
-        }
-        params = SchedulerParams(**limits)
-        for name, least in (("drain_timeout", 0.0), ("step_timeout", LEAST_SECONDS)):
-            if name in settings:
-                rest[f"{name}_s"] = seconds = settings[name]
-                if not least <= seconds <= MOST_SECONDS:
-                    raise ValueError(f"{name} is {seconds}; it must be from {least:g} to {MOST_SECONDS:,}")
-        for name in ("max_queued_steps", "max_clients"):
-            if name in settings:
-                rest[name] = settings[name]
-                if rest[name] < 1:
-                    raise ValueError(f"{name} is {rest[name]}; it must be 1 or more")
+        params, rest = checked(settings | {name: value for name, value in given.items() if value is not None})
     except ValueError as e:
+        # Options were checked as they were read: it stands in the file, unless there is none.
         if file is None:
             raise click.UsageError(str(e)) from e
         raise InvalidRequest(f"{file}: {e}") from e
-    if "socket" in settings:
-        rest["socket"] = Path(settings["socket"])
+    if chosen is not None:
+        rest["socket"] = Path(chosen)
     return DaemonConfig(engines=engines, params=params, **rest)

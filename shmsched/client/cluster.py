@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from shmsched.client.control import Control
 from shmsched.errors import EngineStartError, ShmschedError, SystemLimit
 from shmsched.limits import is_shortage, lacking, no_thread
 from shmsched.not_copied import NotCopied
-from shmsched.scheduling.params import SchedulerParams
+from shmsched.scheduling.settings import checked
 from shmsched.surroundings import UTF_8
 from shmsched.wire.listener import sweep_sockets
 from shmsched.wire.socket_path import private_directory
@@ -33,34 +34,27 @@ LAST_WORDS_S = 1.0
 def launch(
     *specs: str,
     engines: int = 1,
-    max_decode_sequences: int = 32,
-    max_prefill_chunk_size: int = 256,
     start_timeout: float = 600.0,
     stderr: int | None = None,
-    **settings: Any,
+    **settings: float,
 ) -> Cluster:
     """Start a daemon of one's own with ``engines`` copies of each engine spec, and wait until they are up.
 
-    The daemon ends with the cluster's ``close()`` or with this process, however this process ends. ``settings`` are further
-    fields of ``DaemonConfig`` that are plain numbers. What daemon and engines print goes to standard error once they are up; if
-    none comes up, it ends the message of the EngineStartError that is raised. With ``stderr`` it goes to that descriptor, which
-    they inherit, from the beginning.
+    The daemon ends with the cluster's ``close()`` or with this process, however this process ends. ``settings``:
+    ``max_decode_sequences``, ``step_timeout_s`` and the others of ``shmsched.scheduling.settings``. What daemon and engines print
+    goes to standard error once they are up; if none comes up, it ends the message of the EngineStartError that is raised. With
+    ``stderr`` it goes to that descriptor, which they inherit, from the beginning.
     """
     for spec in specs:
         text("spec", spec)
     engines = whole("engines", engines, 1, 2**16, where="(for no engine at all, name no spec)")
     start_timeout = number("start_timeout", start_timeout, 0, LONGEST_S)
-    for name, value in settings.items():
-        settings[name] = number(name, value, 0, 2**63) if isinstance(value, float) else whole(name, value, 0, 2**63)
-    params = SchedulerParams(max_decode_sequences, max_prefill_chunk_size)
+    params, rest = checked(settings)
     config = {
         "socket": str(_private_socket()),
         "engines": [{"spec": spec, "copies": engines} for spec in specs],
-        "params": {
-            "max_decode_sequences": params.max_decode_sequences,
-            "max_prefill_chunk_size": params.max_prefill_chunk_size,
-        },
-        **settings,
+        **asdict(params),
+        **rest,
         "launcher_pid": os.getpid(),
     }
     try:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shmsched.arguments import number, shown, text, whole
+from shmsched.arguments import shown, text
 from shmsched.errors import InvalidRequest
 from shmsched.scheduling import SchedulerParams
+from shmsched.scheduling.settings import SETTINGS, check
 from shmsched.wire.socket_path import default_socket
-
-LONGEST_S = 1e7
-"""Four months: what no wait outlasts, and every clock can add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +91,16 @@ class DaemonConfig:
     """End with this process; 0 for a life of one's own."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("drain_timeout_s", 0.0),
-            ("start_timeout_s", 0.001),
-            ("step_timeout_s", 0.001),
-            ("linger_share", 0.0),
-            ("ahead_share", 0.0),
-        ):
-            number(name, getattr(self, name), least, LONGEST_S)
-        for name in ("max_queued_steps", "max_clients", "max_shared_memory"):
-            whole(name, getattr(self, name), 1, 2**63 - 1)
+        for name in SETTINGS:
+            if hasattr(self, name):
+                check(name, getattr(self, name))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, named as the fields of DaemonConfig. Raises InvalidRequest that names file and key.
+    """The settings in a TOML file, ``engines`` and ``socket``. Raises InvalidRequest that names file and key.
 
     ``[[engine]]`` tables have ``spec``, ``copies``, ``env`` (a table, or a list of them) and ``python``; at the top may stand
-    ``socket``, ``max_decode_sequences``, ``max_prefill_chunk_size``, ``max_queued_steps``, ``max_clients``, ``drain_timeout``
-    and ``step_timeout``.
+    ``socket`` and all of SETTINGS, without ``_s``.
     """
     try:
         # Whatever the locale; some editors begin a file with a byte-order mark.
@@ -119,18 +109,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"cannot read {path}: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise InvalidRequest(f"{path} is not TOML: {e}") from e
-    seconds = (int, float)
-    top = {
-        "socket": str,
-        "max_decode_sequences": int,
-        "max_prefill_chunk_size": int,
-        "max_queued_steps": int,
-        "max_clients": int,
-        "drain_timeout": seconds,
-        "step_timeout": seconds,
-    }
-    _check_keys(path, "the top level", document, {**top, "engine": list})
-    settings = {key: document[key] for key in top if key in document}
+    names = {name.removesuffix("_s"): name for name in SETTINGS}
+    _check_keys(path, "the top level", document, {"socket": str, **dict.fromkeys(names, object), "engine": list})
+    settings = {key: document[key] for key in ("socket",) if key in document}
+    try:
+        settings |= {names[key]: check(names[key], document[key], key) for key in names if key in document}
+    except InvalidRequest as e:
+        raise InvalidRequest(f"{path}: {e}") from e
     settings["engines"] = tuple(_engine(path, i, table) for i, table in enumerate(document.get("engine", ())))
     return settings
 
@@ -155,14 +140,14 @@ def _engine(path: Path, index: int, table: Any) -> EngineConfig:
         raise InvalidRequest(f"{path}: {where}: {e}") from e
 
 
-_KINDS = {str: "a text", int: "a whole number", float: "a number", dict: "a table", list: "a list of tables"}
+_KINDS = {str: "a text", int: "a whole number", dict: "a table", list: "a list of tables"}
 
 
 def _check_keys(path: Path, where: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key, value in table.items():
         if key not in known:
             raise InvalidRequest(f"{path}: {where} has {key!r}; known are {', '.join(known)}")
-        if not isinstance(value, known[key]) or isinstance(value, bool):
+        if not isinstance(value, known[key]) or (known[key] is int and isinstance(value, bool)):
             kinds = known[key] if isinstance(known[key], tuple) else (known[key],)
             wanted = " or ".join(_KINDS[kind] for kind in kinds)
             hint = f"; engines are written [[{key}]]" if known[key] is list else ""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 from shmsched.daemon.config import DaemonConfig, EngineConfig
 from shmsched.daemon.server import Daemon
 from shmsched.errors import ShmschedError
 from shmsched.saying import say
-from shmsched.scheduling import SchedulerParams
+from shmsched.scheduling.settings import checked
 from shmsched.surroundings import speak_to_nobody_in_particular
-
-SETTINGS = {f.name for f in fields(DaemonConfig)} - {"socket", "engines", "params", "client", "launcher_pid"}
-"""What a launcher may set further."""
 
 
 def run(config: DaemonConfig) -> int:
@@ -36,14 +32,6 @@ def run_launched() -> int:
         return 0  # the launcher has ended
     settings = json.loads(described)
     engines = tuple(EngineConfig(spec=e["spec"], copies=e["copies"]) for e in settings.pop("engines"))
-    params = SchedulerParams(**settings.pop("params"))
     socket, launcher = Path(settings.pop("socket")), settings.pop("launcher_pid", 0)
-    if unknown := sorted(settings.keys() - SETTINGS):
-        say(f"shmsched: no setting is called {', '.join(unknown)}; there are {', '.join(sorted(SETTINGS))}")
-        return 1
-    try:
-        config = DaemonConfig(socket=socket, engines=engines, params=params, launcher_pid=launcher, **settings)
-    except ShmschedError as e:
-        say(f"shmsched: {e}")
-        return 1
-    return run(config)
+    params, rest = checked(settings)
+    return run(DaemonConfig(socket=socket, engines=engines, params=params, launcher_pid=launcher, **rest))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmsched.arguments import shown
+from shmsched.arguments import whole
 from shmsched.errors import InvalidRequest
 
 INT32_MAX = 2**31 - 1
@@ -23,12 +23,10 @@ class SchedulerParams:
 
     def __post_init__(self) -> None:
         for name in ("max_decode_sequences", "max_prefill_chunk_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequest(f"{name} is {shown(value)}; it must be a whole number, 1 or more")
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1, INT32_MAX))
         if self.max_batch_size > INT32_MAX:
             raise InvalidRequest(
-                f"2 * max_prefill_chunk_size + max_decode_sequences is {shown(self.max_batch_size)}; at most {INT32_MAX} fits"
+                f"2 * max_prefill_chunk_size + max_decode_sequences is {self.max_batch_size}; at most {INT32_MAX} fits"
             )
 
     @property

@@ -24,6 +24,7 @@ def test_everything_that_may_be_said(file: Path) -> None:
         max_queued_steps = 1000
         max_clients = 10
         drain_timeout = 2.5
+        linger_share = 0
         [[engine]]
         spec = "echo?vocab=100"
         [[engine]]
@@ -44,7 +45,8 @@ def test_everything_that_may_be_said(file: Path) -> None:
         "max_prefill_chunk_size": 64,
         "max_queued_steps": 1000,
         "max_clients": 10,
-        "drain_timeout": 2.5,
+        "drain_timeout_s": 2.5,
+        "linger_share": 0,
         "engines": (
             EngineConfig(spec="echo?vocab=100"),
             EngineConfig(
@@ -74,7 +76,7 @@ def test_an_empty_file_changes_nothing(file: Path) -> None:
         ("socket = 1", "the top level: socket is 1; it must be a text"),
         ("max_decode_sequences = 1.5", r"max_decode_sequences is 1\.5; it must be a whole number"),
         ("max_decode_sequences = true", "max_decode_sequences is True; it must be a whole number"),
-        ('drain_timeout = "5"', "drain_timeout is '5'; it must be a whole number or a number"),
+        ('drain_timeout = "5"', "drain_timeout is '5'; it must be a number from 0 to"),
         ("engine = 1", r"engine is 1; it must be a list of tables; engines are written \[\[engine\]\]"),
         ('[engine]\nspec = "echo"', r"engine is .*; engines are written \[\[engine\]\]"),
         ("engine = [1]", r"\[\[engine\]\] number 1 must be a table with at least spec"),

@@ -459,7 +459,7 @@ ENGINES = [
 @contextmanager
 def daemon(moment: Moment, socket: Path) -> Iterator[subprocess.Popen[bytes]]:
     with armed(moment, "-m", "shmsched.daemon") as process:
-        settings = {"socket": str(socket), "engines": ENGINES, "params": {}}
+        settings = {"socket": str(socket), "engines": ENGINES}
         assert process.stdin is not None
         process.stdin.write(json.dumps(settings).encode())
         process.stdin.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import shmsched
 from shmsched.engine.spec import EngineSpec
+from shmsched.scheduling.settings import SETTINGS
 
 VOCAB = 1000
 DEADLINE = 30.0
@@ -312,14 +314,20 @@ def test_a_wrong_option_is_said_where_the_engine_is_started(spec: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"step_timeout": 3.0}, "no setting is called step_timeout; there are .*step_timeout_s"),
+        ({"step_timeout": 3.0}, "no setting is called step_timeout; there are max_decode_sequences, .*step_timeout_s"),
         ({"client": 3}, "no setting is called client"),
-        ({"max_clients": 0}, "max_clients is 0; it must be"),
+        *(
+            ({name: value}, f"{name} is {re.escape(repr(value))}; it must be a (whole )?number from {least:g} to ")
+            for name, (_, least, _) in SETTINGS.items()
+            for value in (-1, "1", None, math.nan, math.inf, True)
+        ),
+        ({"max_clients": 0}, re.escape("max_clients is 0; it must be a whole number from 1 to 2**63 - 1")),
+        ({"max_prefill_chunk_size": 2**31 - 1}, re.escape("2 * max_prefill_chunk_size + max_decode_sequences is")),
     ],
     ids=str,
 )
-def test_a_setting_that_a_daemon_cannot_have_is_named(setting: dict[str, Any], said: str) -> None:
-    with pytest.raises(shmsched.EngineStartError, match=said):
+def test_a_setting_that_a_daemon_cannot_have_is_refused_at_the_call(setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(shmsched.InvalidRequest, match=f"^{said}"):
         shmsched.launch("echo", **setting)
 
 
