@@ -10,8 +10,8 @@ from numbers import Integral, Real
 
 from shmsched.errors import InvalidRequest
 
-LONGEST_S = 1e7
-"""Four months: longer than any wait, and not more than any clock can add."""
+LONGEST_S = 2_000_000
+"""Twenty-three days: longer than any wait, and no more than ``poll`` can be told, in milliseconds below 2**31."""
 _MOST_SHOWN = 120
 
 STRANGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -53,8 +53,9 @@ def number(name: str, value: object, least: float, most: float, *, where: str = 
         return value
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
-            if least <= value <= most:  # type: ignore[operator]
-                return float(value)
+            # As a float at once: one of numpy's narrower ones warns as it is compared with a limit beyond its own.
+            if least <= (converted := float(value)) <= most:
+                return converted
         except STRANGE:
             # A number of somebody else's.
             pass

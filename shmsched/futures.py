@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 from typing import Any, Generic, NoReturn, TypeVar
 
+from shmsched.arguments import waiting
 from shmsched.locks import Bells, OwnedLock
 
 T = TypeVar("T")
@@ -132,8 +133,10 @@ class LightFuture(Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if self._state == FINISHED:
             return self._exception
-        if not self.done() and not self.wait_until_done(None if timeout is None else time.monotonic() + timeout):
-            raise TimeoutError
+        if not self.done():
+            timeout = waiting("timeout", timeout)
+            if not self.wait_until_done(None if timeout is None else time.monotonic() + timeout):
+                raise TimeoutError
         if self.cancelled():
             raise CancelledError
         return self._exception

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from typing import Any
@@ -41,9 +42,9 @@ class Control(NotCopied):
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the daemon has ended. False if it still runs after ``timeout`` seconds."""
         wait = waiting("timeout", timeout)
-        deadline = time.monotonic() + (LONGEST_S if wait is None else wait)
+        deadline = time.monotonic() + (math.inf if wait is None else wait)
         while (left := deadline - time.monotonic()) > 0:
-            if self._link.receive(left) is None:
+            if self._link.receive(min(left, LONGEST_S)) is None:
                 return True
         return False
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shmsched.arguments import STRANGE, number, shown, whole
+from shmsched.arguments import LONGEST_S, STRANGE, number, shown, whole
 from shmsched.client.tokens import as_tokens, packed_tokens
 from shmsched.errors import DeadlineExceeded, Full, InvalidRequest
 from shmsched.memory.layouts import SAMPLING
@@ -31,9 +31,8 @@ SAMPLED, MORE = int(StepFlags.SAMPLED), int(StepFlags.MORE)
 UNSAMPLED = bytes(SAMPLING.size)
 LAST = OutputRows.LAST
 NO_ROWS = -1
-FARTHEST_DEADLINE_S = 1e7
 FARTHEST = 1e300
-"""Four months; what is farther is a time of another clock."""
+"""What is more than LONGEST_S ahead is a time of another clock."""
 
 
 class Submission:
@@ -201,9 +200,9 @@ def checked_deadline(value: object) -> float:
     if not deadline:
         raise InvalidRequest(f"deadline is {shown(value)}; a time of time.monotonic(), or None, is wanted")
     ahead = deadline - time.monotonic()
-    if ahead > FARTHEST_DEADLINE_S:
+    if ahead > LONGEST_S:
         raise InvalidRequest(
-            f"deadline is {shown(value)}, {ahead:,.0f} s ahead; at most {FARTHEST_DEADLINE_S:,.0f} s are allowed."
+            f"deadline is {shown(value)}, {ahead:,.0f} s ahead; at most {LONGEST_S:,.0f} s are allowed."
             " It is a time of time.monotonic(), not of time.time()"
         )
     return deadline

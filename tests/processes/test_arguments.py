@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 import shmsched
@@ -55,7 +55,18 @@ WRONG = st.sampled_from(range(len(VALUES))) | st.one_of(
     st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.integers()), st.complex_numbers()
 ).map(lambda value: (value,))
 REFUSED = (shmsched.InvalidRequest, shmsched.Unsupported)
-PLACE = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+PLACE = settings(
+    max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
+
+LONG_WAITS = (2_000_000, 2_147_484, 7_195_024, 1e300)
+"""From the longest that is waited for on; of some the milliseconds are more than ``poll`` takes."""
+
+
+def with_long_waits(test: Any) -> Any:
+    for wait in LONG_WAITS:
+        test = example(drawn=(wait,))(test)
+    return test
 
 
 def value_of(drawn: Any) -> Any:
@@ -127,6 +138,7 @@ def test_generate(client: shmsched.Client, drawn: Any, name: str) -> None:
         session.submit([1]).result(DEADLINE)
 
 
+@example(drawn=(np.float32(0.5),), name="deadline")
 @given(drawn=WRONG, name=st.sampled_from(("tokens", "position", "sampling", "output_rows", "deadline")))
 @settings(PLACE, max_examples=37)
 def test_submit_and_stream(client: shmsched.Client, drawn: Any, name: str) -> None:
@@ -142,6 +154,7 @@ def test_submit_and_stream(client: shmsched.Client, drawn: Any, name: str) -> No
         fed(ended(lambda v: session.submit([1] * 4, block_timeout=v)), "block_timeout", value)
 
 
+@with_long_waits
 @given(drawn=WRONG)
 @settings(PLACE, max_examples=20)
 def test_sessions(client: shmsched.Client, drawn: Any) -> None:
@@ -157,6 +170,7 @@ def test_sessions(client: shmsched.Client, drawn: Any) -> None:
         fed(session.reopen, "timeout", value, (shmsched.Full,))
 
 
+@with_long_waits
 @given(drawn=WRONG)
 @settings(PLACE, max_examples=20)
 def test_waiting(client: shmsched.Client, drawn: Any) -> None:
@@ -185,6 +199,7 @@ def test_requests(client: shmsched.Client, drawn: Any) -> None:
             fed(ended(lambda v, p=params: client.submit(shmsched.Request(2, session.session_id, [1], p))), name, value)
 
 
+@with_long_waits
 @given(drawn=WRONG)
 @settings(PLACE, max_examples=20)
 def test_an_async_client(cluster: shmsched.Cluster, drawn: Any) -> None:
@@ -231,6 +246,7 @@ def test_an_async_client(cluster: shmsched.Cluster, drawn: Any) -> None:
     asyncio.run(main())
 
 
+@with_long_waits
 @given(drawn=WRONG)
 @settings(PLACE, max_examples=20)
 def test_clients_and_control(cluster: shmsched.Cluster, drawn: Any) -> None:
@@ -344,6 +360,24 @@ def test_launch(wrong: dict[str, Any]) -> None:
         shmsched.launch("echo", **wrong)
     with pytest.raises(shmsched.InvalidRequest, match="spec is 5"):
         shmsched.launch(5)  # type: ignore[arg-type]
+
+
+def test_the_longest_waits_of_a_daemon_and_of_its_launcher() -> None:
+    longest = LONG_WAITS[0]
+    waits = ("start_timeout", "step_timeout_s", "drain_timeout_s")
+    with (
+        shmsched.launch("echo", **dict.fromkeys(waits, longest)) as cluster,
+        shmsched.Control(cluster.socket) as control,
+    ):
+        with cluster.client() as client, client.open_session() as session:
+            session.submit([1]).result(longest)
+        with pytest.raises(shmsched.InvalidRequest, match=f"drain_s .* from 0 to {longest}"):
+            control.stop(drain_s=longest + 1)
+        assert control.stop(drain_s=longest) == longest
+        assert control.wait_closed(1e300)
+    for name in waits:
+        with pytest.raises((shmsched.InvalidRequest, shmsched.EngineStartError), match=f"{name} .* to {longest}"):
+            shmsched.launch("echo", **{name: longest + 1})
 
 
 def test_what_is_named(client: shmsched.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
 import random
 
@@ -192,7 +193,10 @@ def test_growth_is_seen_behind_a_warm_up() -> None:
 def test_what_a_process_holds_is_seen() -> None:
     held = Held("this one", os.getpid())
     held.sample(0.0)
-    kept = [bytes(1) * (20 << 20), Segment.create(16 << 20, "a test")]
+    # Not from the heap: what was freed there may be resident already.
+    private = mmap.mmap(-1, 20 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    private[:: mmap.PAGESIZE] = b"x" * ((20 << 20) // mmap.PAGESIZE)
+    segment = Segment.create(16 << 20, "a test")
     files = [open(os.devnull, "rb") for _ in range(7)]  # noqa: SIM115
     held.sample(1.0)
     for file in files:
@@ -202,7 +206,8 @@ def test_what_a_process_holds_is_seen() -> None:
     # A segment has a descriptor, and its mapping another one.
     assert descriptors[1] - descriptors[0] == 9
     assert shared[1] - shared[0] == 16
-    kept[1].close_descriptor()
+    segment.close_descriptor()
+    private.close()
 
 
 def test_a_long_watch_keeps_few_samples() -> None:
