@@ -1,6 +1,5 @@
 """shmsched: a continuous-batching scheduler for LLM serving, in its own process, over shared memory."""
 
-import os as _os
 from typing import TYPE_CHECKING
 
 from shmsched.errors import (
@@ -148,9 +147,3 @@ __getattr__, __dir__ = _names_from(
         "shmsched.steps": ("LogitsBlock", "Request", "Response"),
     },
 )
-
-if "SHMSCHED_DIE_AT" in _os.environ:
-    # Tests only: this process is to die at a certain point.
-    from shmsched import death_points as _death_points
-
-    _death_points.arm(_os.environ["SHMSCHED_DIE_AT"])

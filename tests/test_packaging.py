@@ -17,7 +17,7 @@ LINKS = {"workers", "tools"}
 
 # From below. A module imports from its own layer and from those below it.
 LAYERS = [
-    {"errors", "lazy_names", "limits", "locks", "not_copied", "saying", "surroundings"},
+    {"errors", "failpoints", "lazy_names", "limits", "locks", "not_copied", "saying", "surroundings"},
     {"arguments", "params", "futures"},
     {"steps"},
     {"dataplane"},
@@ -26,8 +26,6 @@ LAYERS = [
     {"wire"},
     {"engine"},
     {"client", "daemon", "workers"},
-    {"dying"},
-    {"death_points"},
     {""},
     {"tools"},
     {"cli"},

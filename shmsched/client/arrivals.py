@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from shmsched import failpoints
 from shmsched.client import answers
 from shmsched.client.answers import Answered, Streamed, response_of, settle
 from shmsched.client.channel import Channel
@@ -72,6 +73,7 @@ class Arrivals:
     def completions(self, message: frames.Completions) -> None:
         """Read what was written up to the cursors, and settle with it."""
         channel, stream = self._channel, self._stream
+        failpoints.hit("client.completions.received")
         try:
             with channel.lock:
                 if channel.decided is not None or channel.outbox.leaving is not None:
@@ -92,6 +94,7 @@ class Arrivals:
                 news = _News()
                 if streamed:
                     news.streamed = answers.tokens_of(streamed, channel.pending)
+                    failpoints.hit("client.stream.read")
                 if records:
                     self._hear(news, records, results)
                 taken = channel.room.results_taken - news.results
@@ -154,6 +157,7 @@ class Arrivals:
         if news.raw:
             for raw in news.raw:
                 self._lease(raw, news.answered)
+            failpoints.hit("client.logits.leased")
         if news.freed:
             channel.free_rows(news.freed)
         channel.settled(news.requests, news.ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shmsched import failpoints
 from shmsched.client.decisions import Decisions
 from shmsched.client.leases import ClientArena
 from shmsched.client.outbox import Outbox, Packed, to_be_sent
@@ -231,6 +232,7 @@ class Channel(Decisions):
         reply.withdraw()
         try:
             self.outbox.send_once(frame)
+            failpoints.hit("client.cancel.sent")
         except SchedulerDied:
             # The receiver sees the same, and ends everything.
             pass

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from shmsched import failpoints
 from shmsched.arguments import flag, shown, text, whole_or_none
 from shmsched.client.channel import Channel
 from shmsched.client.collected import is_ours, say_dropped
@@ -99,6 +100,7 @@ class ClientCore(NotCopied):
         self._state.arena = answer
         try:
             self._channel.outbox.send_once(frame)
+            failpoints.hit("client.open_arena.sent")
         except SchedulerDied:
             # Whoever receives sees the same, and fails the answer.
             pass
@@ -113,6 +115,7 @@ class ClientCore(NotCopied):
                 self._state.arena = None
             raise
         if self._channel.arena is None:
+            failpoints.hit("client.arena.received")
             self._channel.arena = ClientArena(segment)
 
     # --- sessions -------------------------------------------------------------------------------------------------------
@@ -183,7 +186,11 @@ class ClientCore(NotCopied):
         opening.number = number
         self._state.opening[number] = opening
         try:
-            self._channel.outbox.send(frame(number))
+            question = frame(number)
+            self._channel.outbox.send(question)
+            failpoints.hit(
+                "client.fork.sent" if isinstance(question, frames.ForkSession) else "client.open_session.sent"
+            )
         except SchedulerDied as e:
             self._state.opening.pop(number, None)
             raise self._state.end_of_stream() from e

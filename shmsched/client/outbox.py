@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+from shmsched import failpoints
 from shmsched.errors import SchedulerDied
 from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.wire.client_frames import pack_submit
@@ -78,7 +79,10 @@ class Outbox:
     def _leave(self, leaving: _Leaving) -> None:
         """May be done again, from anywhere in it."""
         frame, written, waiting, n = leaving
+        failpoints.hit("client.submit.written")
+        failpoints.hit("client.submit.half_sent", self._link.send_half, frame[0])
         self._link.send_packed(frame[0], frame)
+        failpoints.hit("client.submit.sent")
         self.ring.written = written
         if self.waiting is waiting:
             self.waiting = waiting[n:]

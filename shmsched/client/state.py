@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import Any, Protocol
 
+from shmsched import failpoints
 from shmsched.client.arrivals import Arrivals
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
@@ -189,6 +190,7 @@ class ClientState:
         if self.channel.dead is None:
             try:
                 self.channel.outbox.send(frames.CloseSession(number))
+                failpoints.hit("client.close_session.sent")
             except SchedulerDied:
                 # Whoever receives sees the same and settles everything; closing has nothing left to do.
                 pass
@@ -253,6 +255,7 @@ class Greeting:
         state: ClientState | None = None
         for message in arrived:
             if isinstance(message, frames.Welcome):
+                failpoints.hit("client.welcome.received")
                 layout = ClientLayout(message.ring_tokens, message.records, message.results, message.stream)
                 segment = Segment(self._link.descriptor(), layout.size)
                 segment.close_descriptor()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from shmsched import failpoints
 from shmsched.daemon.batch_in_flight import BatchInFlight, Following
 from shmsched.daemon.batch_slot import Answers, BatchSlot
 from shmsched.daemon.state import Step
@@ -42,6 +43,7 @@ class BatchesInHand:
         number = self.given + 1
         batch = BatchInFlight(number, steps, now)
         batch.lengths = self._slot(number).write(number, steps)
+        failpoints.hit("daemon.batch.written")
         self.given, self.running = number, batch
         return batch
 
@@ -80,6 +82,7 @@ class BatchesInHand:
         self._slot(number).write_following(
             number, steps, after if batch.places is None else [batch.places[k] for k in after]
         )
+        failpoints.hit("daemon.follow.written")
         return number
 
     def take_back(self, number: int) -> BatchInFlight | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from shmsched import failpoints
 from shmsched.daemon.admission import Rejected, admit, highest_of, not_announced, results_of
 from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import ClientLimits
@@ -57,10 +58,9 @@ class ClientLink:
         self.limits = limits
         self.sessions: dict[int, Session] = {}
         self.arena: Segment | None = None
-        self.arena_requested = False
         self.arenas_given = 0
         self.models_told: set[str] = set()
-        self.closed = False
+        self.closed = self.arena_requested = False
         self.outstanding = 0
         self.outstanding_results = 0
         self.option_bytes = 0
@@ -93,6 +93,7 @@ class ClientLink:
         n_tokens = message.tokens_written - start
         self._check_room(message, n_tokens)
         tokens = ring.take(n_tokens)
+        failpoints.hit("daemon.tokens.copied")
         now = self._clock.now()
         admitted: dict[EngineLink, list[Step]] = {}
         try:
@@ -358,16 +359,15 @@ class ClientLink:
         written, streamed, read = self._records.written, self._stream.written, self._ring.read
         records, _, stream, tokens = self._told
         if written != records or streamed != stream or read - tokens >= self._enough_tokens:
-            self._publish()
+            for ring in (self._records, self._results, self._stream):
+                if ring.waiting:
+                    ring.publish()
+            failpoints.hit("daemon.completions.written")
             self._told = frames.Completions(written, self._results.written, streamed, read)
             self._told_at = self._clock.now()
             self._awaited = False
             self.peer.send(self._told)
-
-    def _publish(self) -> None:
-        for ring in (self._records, self._results, self._stream):
-            if ring.waiting:
-                ring.publish()
+            failpoints.hit("daemon.completions.half_sent", self.peer.flush_half)
 
     def tell_failed(self, code: ErrorCode, message: str, requests: list[int], rows_held: bool) -> None:
         # A generation's tokens come before the word that it failed, or nobody would know what they are.

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 
+from shmsched import failpoints
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.engine_link import EngineLink
@@ -54,6 +55,7 @@ class Clients:
 
         Raises SharedMemoryError with the sizes, SystemLimit if there is no descriptor to pass it on.
         """
+        failpoints.hit("daemon.hello.received")
         limits = self._config.client
         layout = ClientLayout(
             limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results, limits.streamed_tokens
@@ -68,6 +70,7 @@ class Clients:
         )
         try:
             link.tell(welcome, segment.fd)
+            failpoints.hit("daemon.welcome.half_sent", peer.flush_half)
         except SystemLimit:
             self.gone(link)
             raise
@@ -129,6 +132,7 @@ class Clients:
             self._to_allocate.get()()
 
     def _arena_made(self, link: ClientLink, arena: Segment) -> None:
+        failpoints.hit("daemon.arena.made")
         if link.closed:
             self.budget.release(arena.size)
             arena.close_descriptor()

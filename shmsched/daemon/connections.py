@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from shmsched import failpoints
 from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer, contained
 from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
 from shmsched.limits import lacking
@@ -158,6 +159,7 @@ class Connections:
                 self._flush(pending.pop())
 
     def close(self) -> None:
+        failpoints.hit("daemon.leaving")
         if self._accepting:
             self._loop.unwatch(self._listener.sock.fileno())
         if self._spare >= 0:
@@ -176,6 +178,7 @@ class Connections:
                 return
             if sock is None:
                 return
+            failpoints.hit("daemon.connection.accepted")
             self._told_of_pause = False
             self._paused_at = 0.0
             peer = Peer(sock)

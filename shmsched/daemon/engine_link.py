@@ -7,6 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shmsched import failpoints
 from shmsched.daemon.batch_in_flight import BatchInFlight
 from shmsched.daemon.batch_slot import Answers
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
@@ -44,8 +45,7 @@ class EngineState(Enum):
     DEAD = "dead"
 
 
-READY = EngineState.READY
-ANYWHERE = frames.Rewinds.ANYWHERE
+READY, ANYWHERE = EngineState.READY, frames.Rewinds.ANYWHERE
 
 
 class EngineLink:
@@ -167,11 +167,11 @@ class EngineLink:
         batch = self.queues.hand_over(partial(self.in_hand.give, now))
         if batch is None:
             return
-        steps = batch.steps
-        daemon.settling.ledger.dispatch(steps)
+        daemon.settling.ledger.dispatch(batch.steps)
         if not batch.plain:
-            self._arenas.give(steps)
+            self._arenas.give(batch.steps)
         self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
+        failpoints.hit("daemon.work.half_sent", self.peer.flush_half)
 
     def look_ahead(self, daemon: Daemon, now: float) -> bool:
         """Have the engine go on with the next tokens of the generations in its batch, without a pause, where it would do so anyway:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shmsched import failpoints
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.connections import Connection, Connections
@@ -86,6 +87,7 @@ class Engines:
                 os.close(pidfd)
             raise
         attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, BATCH_SLOTS)
+        failpoints.hit("daemon.offer.taken")
         try:
             connection.peer.send(attached, link.segment.fd)
         except SystemLimit:

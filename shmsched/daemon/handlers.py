@@ -7,6 +7,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shmsched import failpoints
 from shmsched.daemon.connections import Connection
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.loop import READ
@@ -65,6 +66,7 @@ class ClientHandler:
                 raise ProtocolError(f"a client sent a {type(message).__name__} frame")
 
     def lost(self, why: str) -> None:
+        failpoints.hit("daemon.client.lost")
         peer = self._link.peer
         if self._pidfd >= 0:
             self._daemon.loop.unwatch(self._pidfd)
@@ -99,6 +101,7 @@ class EngineHandler:
             return
         match message:
             case frames.Done():
+                failpoints.hit("daemon.done.received")
                 link.done(message, self._daemon)
                 self._daemon.touched_engines.add(link)
             case frames.Ready():
@@ -121,6 +124,7 @@ class EngineHandler:
                 raise ProtocolError(f"an engine sent a {type(message).__name__} frame")
 
     def lost(self, why: str) -> None:
+        failpoints.hit("daemon.engine.lost")
         if self._link is not None:
             self._daemon.engines.lost(self._link, why)
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 
+from shmsched import failpoints
 from shmsched.daemon.clients import Clients
 from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import DaemonConfig
@@ -138,6 +139,7 @@ class Daemon:
         """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
         self.settling.ledger.enter_many(len(steps))
         self.queue_all(engine, steps, now)
+        failpoints.hit("daemon.steps.queued")
 
     def queue_all(self, engine: EngineLink, steps: list[Step], now: float) -> None:
         """Entered steps of the engine's sessions may go into a batch from here on."""
@@ -284,6 +286,7 @@ class Daemon:
         for link in self.clients.links.values():
             link.tell(frames.Stopping(drain_s))
         self.loop.call_later(drain_s, self.end)
+        failpoints.hit("daemon.stopping")
 
     def end(self) -> None:
         """Settle everything that is left, let the engines end, and leave."""

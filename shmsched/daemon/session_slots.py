@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from shmsched import failpoints
 from shmsched.daemon.clock import Clock
 from shmsched.daemon.state import Session, SessionState
 
@@ -48,6 +49,7 @@ class SessionSlots:
         self.sessions[session.slot] = session
         self.holders[session.client] = self.holders.get(session.client, 0) + 1
         self.openings[session.slot] = self._clock.now()
+        failpoints.hit("daemon.session.placed")
         return session.slot
 
     def give_back(self, session: Session, refused: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shmsched import failpoints
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.holders import by_process, in_words
@@ -92,6 +93,7 @@ class Sessions:
 
     def close_for(self, link: ClientLink, client_id: int) -> None:
         """A client closes its session. One that is not open yet is refused: whoever gave up waiting is told who has the slots."""
+        failpoints.hit("daemon.close_session.received")
         session = link.sessions.get(client_id)
         if session is None:
             return
@@ -140,6 +142,7 @@ class Sessions:
 
     def opened(self, engine: EngineLink, slot: int, number: int) -> None:
         """The engine has opened the session that was asked for."""
+        failpoints.hit("daemon.session.opened")
         session = engine.opening_answered(slot, number)
         self.slots_changed = True
         if session is not None:

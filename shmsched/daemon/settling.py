@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from shmsched import failpoints
 from shmsched.daemon.state import Session, Step
 from shmsched.dataplane.ledger import Ledger
 from shmsched.dataplane.step import StepState
@@ -104,6 +105,8 @@ class Settling:
                 client.stream(rows)
             except Exception as e:
                 client.blame(e)
+        if streams:
+            failpoints.hit("daemon.stream.settled")
         return followers
 
     def fail_from(self, session: Session, first: int, position: int, code: ErrorCode, message: str) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from shmsched import failpoints
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.endings import how_it_ended
 from shmsched.daemon.engine_link import EngineLink, EngineState
@@ -265,6 +266,7 @@ class Supervisor:
             raise
         finally:
             theirs.close()
+        failpoints.hit("daemon.engine.spawned")
         return process, leash
 
     def _not_spawned(self, worker: Worker, message: str, short: bool) -> None:
@@ -293,11 +295,9 @@ class Supervisor:
 
     def _spawned(self, worker: Worker, process: subprocess.Popen[bytes], leash: socket.socket) -> None:
         self._to_come -= 1
-        worker.reason = ""
-        worker.process = process
-        worker.leash, worker._pid, worker.killed = leash, 0, False
+        worker.reason, worker.ready, worker.killed = "", False, False
+        worker.process, worker.leash, worker._pid = process, leash, 0
         worker.started = self._loop.clock.now()
-        worker.ready = False
         limit = self._config.start_timeout_s
         worker.start_timer = self._loop.call_later(limit, lambda: self._expect_ready(worker, process, limit))
         self._watch_process(worker, process)

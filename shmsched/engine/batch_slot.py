@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shmsched import failpoints
 from shmsched.errors import ProtocolError
 from shmsched.memory.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepEntry, StepStatus
 
@@ -92,9 +93,12 @@ class BatchSlot:
                 f"told to run batch {batch}, but the slot holds batch {number}: {n_steps} steps, {n_tokens} tokens"
             )
         at = self._steps_offset
-        return Pulled(bytes(self._buffer[at : at + STEP.size * n_steps]), self._tokens[:n_tokens])
+        pulled = Pulled(bytes(self._buffer[at : at + STEP.size * n_steps]), self._tokens[:n_tokens])
+        failpoints.hit("engine.batch.pulled")
+        return pulled
 
     def write(self, results: Results) -> None:
+        failpoints.hit("engine.logits.written")
         buffer, (statuses, ids, logprobs, _) = self._buffer, results
         buffer[self._statuses_offset : self._statuses_offset + len(statuses)] = statuses
         buffer[self._ids_offset : self._ids_offset + len(ids)] = ids

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shmsched import failpoints
 from shmsched.engine.batch_slot import BatchSlot, Pulled, Results
 from shmsched.engine.batch_view import BatchView, StepRow
 from shmsched.engine.contract import Engine, Limits, check_complete
@@ -56,8 +57,7 @@ def serve(
     """Attach ``engine`` to the daemon on ``socket`` and run it until the daemon ends. Blocks.
 
     ``wait``: seconds to keep trying while the daemon is still starting. ``requests``: what may ask it to end before; without it,
-    signals are the calling program's own. Raises SchedulerUnreachable, or EngineStartError if
-    the engine does not start or the daemon refuses it.
+    signals are the calling program's own. Raises SchedulerUnreachable, or EngineStartError if the engine does not start or is refused.
     """
     check_complete(engine)
     link = Link.connect(socket or default_socket(), frames.Role.ENGINE, wait)
@@ -100,7 +100,9 @@ class EngineHost:
             gc.collect()
             gc.freeze()
             self._requests.serving(self._link)
+            failpoints.hit("engine.started")
             self._link.send(frames.Ready(time.monotonic() - began))
+            failpoints.hit("engine.ready.sent")
             requests = self._requests
             while not requests.number and (arrived := self._link.receive()) is not None:
                 for message in arrived:
@@ -115,22 +117,23 @@ class EngineHost:
 
     def _attach(self) -> Limits:
         info = self._engine.info
-        self._link.send(
-            frames.Offer(
-                info.vocab_size,
-                info.max_sessions,
-                info.max_session_tokens,
-                info.max_batch_size or 0,
-                info.max_decode_sequences or 0,
-                info.max_prefill_chunk_size or 0,
-                self._rewinds(),
-                type(self._engine).fork_session is not Engine.fork_session,
-                info.model,
-                info.tokenizer or "",
-                info.stop_tokens,
-                self._spec,
-            )
+        offer = frames.Offer(
+            info.vocab_size,
+            info.max_sessions,
+            info.max_session_tokens,
+            info.max_batch_size or 0,
+            info.max_decode_sequences or 0,
+            info.max_prefill_chunk_size or 0,
+            self._rewinds(),
+            type(self._engine).fork_session is not Engine.fork_session,
+            info.model,
+            info.tokenizer or "",
+            info.stop_tokens,
+            self._spec,
         )
+        failpoints.hit("engine.offer.half_sent", self._link.send_half, offer)
+        self._link.send(offer)
+        failpoints.hit("engine.offer.sent")
         while (arrived := self._link.receive()) is not None:
             for message in arrived:
                 if isinstance(message, frames.Refused):
@@ -148,6 +151,7 @@ class EngineHost:
                     self._slots = [
                         BatchSlot(view[i * layout.size : (i + 1) * layout.size], layout) for i in range(message.slots)
                     ]
+                    failpoints.hit("engine.attached")
                     return limits
         raise EngineStartError("the scheduler closed the connection before it attached this engine")
 
@@ -172,9 +176,11 @@ class EngineHost:
                 fork = lambda: self._engine.fork_session(parent, slot, length)  # noqa: E731
                 self._link.send(self._open(slot, session, length, fork))
             case frames.CloseSlot(slot):
+                failpoints.hit("engine.close_session.received")
                 if self._lengths.pop(slot, None) is not None:
                     self._close(slot)
             case frames.AttachArena(client, size):
+                failpoints.hit("engine.arena.received")
                 self._attach_arena(client, size)
             case frames.DetachArena(client):
                 self._arenas.pop(client, None)
@@ -198,6 +204,7 @@ class EngineHost:
     def _open(
         self, slot: int, session: int, length: int, make: Callable[[], None]
     ) -> frames.SlotOpened | frames.SlotRefused:
+        failpoints.hit("engine.open_session.received")
         try:
             make()
         except LEAVING:
@@ -206,6 +213,7 @@ class EngineHost:
             code = ErrorCode.UNSUPPORTED if isinstance(e, Unsupported) else ErrorCode.ENGINE_ERROR
             return frames.SlotRefused(slot, session, code, in_words(e))
         self._lengths[slot] = length
+        failpoints.hit("engine.session.opened")
         return frames.SlotOpened(slot, session)
 
     def _close(self, slot: int) -> None:
@@ -219,6 +227,7 @@ class EngineHost:
 
     def _follow(self, message: frames.Follow) -> None:
         """Go on from the last batch, as was arranged while that one ran."""
+        failpoints.hit("engine.follow.received")
         number, answers = self._answered
         slot = self._slots[message.slot]
         batch = slot.pull(message.batch)
@@ -234,9 +243,8 @@ class EngineHost:
         guards: Guards | None = None
         vocab_size = self._engine.info.vocab_size
         try:
-            view = None
-            if not self._unmapped:
-                view = StraightView.of(batch, self._lengths, self._arenas, vocab_size)
+            straight = not self._unmapped
+            view = StraightView.of(batch, self._lengths, self._arenas, vocab_size) if straight else None
             if view is None or view.wants_raw:
                 guards = Guards(batch, self._arenas, vocab_size)
             results = self._run_passes(batch) if view is None else self._run_straight(view, batch)
@@ -253,10 +261,11 @@ class EngineHost:
         slot.write(results)
         if results.all_done:
             self._answered = number, results.ids
-        if results.messages:
-            self._link.send(frames.Done(number, results.messages))
-        else:
-            self._link.send_packed(pack_done(number))
+        done = pack_done(number, results.messages)
+        failpoints.hit("engine.results.written")
+        failpoints.hit("engine.done.half_sent", self._link.send_half, done)
+        self._link.send_packed(done)
+        failpoints.hit("engine.done.sent")
 
     def _run_straight(self, view: StraightView, batch: Pulled) -> Results:
         """What ``_run_passes`` does, for a batch that is one pass as it stands, as most are: at 32 decodes, with a chunk of a prompt

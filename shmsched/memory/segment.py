@@ -17,6 +17,7 @@ from pathlib import Path
 
 import posix_ipc
 
+from shmsched import failpoints
 from shmsched.errors import SharedMemoryError, SharedMemoryLimit
 from shmsched.limits import lacking
 
@@ -97,6 +98,7 @@ def _unlink(name: str, fd: int) -> None:
     try:
         # Whoever sweeps may not know our pid, being in another PID namespace: the lock says that its maker lives.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        failpoints.hit("daemon.segment.named")
         posix_ipc.unlink_shared_memory(name)
     except (BlockingIOError, posix_ipc.ExistentialError):
         # It was here between the two lines: then it has the lock, and removes the name itself, which we need no more.

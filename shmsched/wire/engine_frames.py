@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Buffer, Text, Texts, U32s, frame, shortcut
+from shmsched.wire.codec import F32, U8, U16, U32, U64, Blob, Buffer, Text, Texts, U32s, frame, pack, shortcut
 from shmsched.wire.framing import framed
 
 # --- engine to scheduler ------------------------------------------------------------------------------------------------
@@ -69,8 +69,10 @@ class Done(NamedTuple):
 _NOTHING_FAILED = struct.Struct("<HHQI")
 
 
-def pack_done(batch: int) -> bytes:
-    """``framed(pack(Done(batch, ())))``, in 0.3 us instead of 4.3."""
+def pack_done(batch: int, messages: tuple[str, ...]) -> bytes:
+    """``framed(pack(Done(batch, messages)))``, in 0.3 us instead of 4.3 where there is no message."""
+    if messages:
+        return framed(pack(Done(batch, messages)))
     return framed(_NOTHING_FAILED.pack(53, 0, batch, 0))
 
 

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from shmsched import failpoints
 from shmsched.errors import SchedulerDied, SchedulerUnreachable, ShmschedError, SystemLimit
 from shmsched.limits import is_no_thread, is_shortage, lacking
 from shmsched.locks import OwnedLock
@@ -112,7 +113,10 @@ class Link:
             refuse_other_users(credentials(sock)[1])
             link = cls(sock)
             try:
-                link.send(Hello(MAGIC, MAJOR, MINOR, role))
+                hello = Hello(MAGIC, MAJOR, MINOR, role)
+                failpoints.hit("hello.half_sent", link.send_half, hello)
+                link.send(hello)
+                failpoints.hit("hello.sent")
             except SchedulerDied:
                 # Refused before it was greeted: why, is there to be received.
                 pass
@@ -175,6 +179,7 @@ class Link:
         """
         if not self._outbound:
             return True
+        failpoints.hit("client.flush.half_sent", self._send_half_of_what_waits)
         try:
             with self._send_lock:
                 return self._push()
@@ -183,6 +188,16 @@ class Link:
             if isinstance(e, OSError) and e.errno is not None:
                 raise self._gone(e) from e
             raise
+
+    def send_half(self, message: Any) -> None:
+        """What waits, and half of a frame, packed or not: the last act of a process that is to die in the middle of it."""
+        self.flush()
+        data = message if isinstance(message, bytes) else framed(pack(message))
+        self._sock.sendall(data[: len(data) // 2])
+
+    def _send_half_of_what_waits(self) -> None:
+        waits = b"".join(frame[0][sum(frame[1:]) :] for frame in self._outbound)
+        self._sock.sendall(waits[: len(waits) // 2])
 
     def _write_some(self, frame: Outgoing, data: bytes) -> None:
         """One system call; the frame notes how much of ``data`` it took. An interrupt comes before both, or after."""

@@ -132,6 +132,12 @@ class Peer:
                 return False
         return True
 
+    def flush_half(self) -> None:
+        """Write what waits, and half of the last frame: the last act of a process that is to die in the middle of a frame."""
+        data, fd = self._outbound.pop()
+        self._outbound.append((data[: len(data) // 2], fd))
+        self.flush()
+
     def _send_with(self, data: bytes, fd: int) -> int:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
         return self.sock.sendmsg([data], ancillary)

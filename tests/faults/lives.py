@@ -1,11 +1,6 @@
-"""What clients do from their connection to their end, as programs of their own; and an engine that dies where it is told."""
+"""What clients do from their connection to their end, as programs of their own."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
-
-from shmsched.workers.echo import Echo
 
 LIFE = """
 import shmsched, sys
@@ -45,17 +40,3 @@ async def live():
 
 asyncio.run(live())
 """
-
-
-class Doomed(Echo):
-    """Echo whose ``incarnation`` dies at the point ``die_at``. ``directory`` counts the incarnations."""
-
-    def __init__(self, directory: str, die_at: str, *, incarnation: int = 1, vocab: int = 1000) -> None:
-        super().__init__(vocab=vocab)
-        # Not at the top: this module is also the tests', and they are not to be armed.
-        from shmsched import death_points
-
-        with (Path(directory) / "incarnations").open("a") as file:
-            print(os.getpid(), file=file)
-        if len((Path(directory) / "incarnations").read_text().splitlines()) == incarnation:
-            death_points.arm(die_at)

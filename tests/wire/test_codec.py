@@ -223,7 +223,8 @@ def test_a_submission_is_packed_as_any_other_frame(
 
 @given(SCALARS["Q"])
 def test_a_done_is_packed_as_any_other_frame(batch: int) -> None:
-    assert pack_done(batch) == framed(pack(frames.Done(batch, ())))
+    for messages in ((), ("it is full",)):
+        assert pack_done(batch, messages) == framed(pack(frames.Done(batch, messages)))
 
 
 def test_numbers_of_the_protocol_stay() -> None:

@@ -15,102 +15,93 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
 import shmsched
 from shmsched.client.futures import WaitingStream
-from shmsched.death_points import VARIABLE, DeathPoint
+from shmsched.failpoints import VARIABLE, Name
 from shmsched.memory.layouts import GUARD
 from shmsched.workers.echo import advance, answer
 
 from faults import lives
 from faults.decoding import DEADLINE, VOCAB, Decoding
 from processes.leftovers import shm_names, wait_until
+from support import failpoints
+from support.failpoints import IN_FORWARD, Moment, armed
 
 WITHIN_S = 1.0
 """After a death, until whoever survives has heard of it."""
 ROW = -(-4 * VOCAB // 64) * 64 + 2 * GUARD
 """Bytes that a row of logits takes in the arena."""
-P = DeathPoint
-
-
-class Moment(NamedTuple):
-    """The ``n``-th time that a process comes to a point."""
-
-    point: DeathPoint
-    n: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.point.value}:{self.n}"
 
 
 CLIENT_MOMENTS = {
     **dict.fromkeys(
         (
-            Moment(P.CLIENT_IN_HELLO),
-            Moment(P.CLIENT_SAID_HELLO),
-            Moment(P.CLIENT_GREETED),
-            Moment(P.CLIENT_ASKED_FOR_SESSION),
-            Moment(P.CLIENT_WROTE_TOKENS, 10),
-            Moment(P.CLIENT_IN_SUBMIT, 10),
-            Moment(P.CLIENT_SUBMITTED, 10),
-            Moment(P.CLIENT_HEARD_COMPLETIONS),
-            Moment(P.CLIENT_READ_TOKENS, 3),
-            Moment(P.CLIENT_ASKED_FOR_ARENA),
-            Moment(P.CLIENT_HEARD_OF_ARENA),
-            Moment(P.CLIENT_HOLDS_LEASES, 2),
-            Moment(P.CLIENT_CANCELLED),
-            Moment(P.CLIENT_ASKED_FOR_FORK),
-            Moment(P.CLIENT_CLOSED_SESSION),
+            Moment("hello.half_sent"),
+            Moment("hello.sent"),
+            Moment("client.welcome.received"),
+            Moment("client.open_session.sent"),
+            Moment("client.submit.written", 10),
+            Moment("client.submit.half_sent", 10),
+            Moment("client.submit.sent", 10),
+            Moment("client.completions.received"),
+            Moment("client.stream.read", 3),
+            Moment("client.open_arena.sent"),
+            Moment("client.arena.received"),
+            Moment("client.logits.leased", 2),
+            Moment("client.cancel.sent"),
+            Moment("client.fork.sent"),
+            Moment("client.close_session.sent"),
         ),
         lives.LIFE,
     ),
-    Moment(P.CLIENT_IN_FLUSH, 8): lives.ASYNC_LIFE,
-    Moment(P.CLIENT_HEARD_COMPLETIONS, 3): lives.ASYNC_LIFE,
-    Moment(P.CLIENT_READ_TOKENS, 2): lives.ASYNC_LIFE,
-    Moment(P.CLIENT_HOLDS_LEASES): lives.ASYNC_LIFE,
+    Moment("client.flush.half_sent", 8): lives.ASYNC_LIFE,
+    Moment("client.completions.received", 3): lives.ASYNC_LIFE,
+    Moment("client.stream.read", 2): lives.ASYNC_LIFE,
+    Moment("client.logits.leased"): lives.ASYNC_LIFE,
 }
 ATTACHING_MOMENTS = [
-    Moment(P.ENGINE_SAID_HELLO),
-    Moment(P.ENGINE_IN_OFFER),
-    Moment(P.ENGINE_OFFERED),
-    Moment(P.ENGINE_ATTACHED),
-    Moment(P.ENGINE_STARTED),
-    Moment(P.ENGINE_READY),
+    Moment("hello.sent"),
+    Moment("engine.offer.half_sent"),
+    Moment("engine.offer.sent"),
+    Moment("engine.attached"),
+    Moment("engine.started"),
+    Moment("engine.ready.sent"),
 ]
 SERVING_MOMENTS = [
     # Three sessions were opened before, and three batches run. What is outstanding then takes 200 more.
-    Moment(P.ENGINE_OPENS_SESSION, 4),
-    Moment(P.ENGINE_OPENED_SESSION, 4),
-    Moment(P.ENGINE_HEARD_OF_ARENA),
-    Moment(P.ENGINE_PULLED_BATCH, 60),
-    Moment(P.ENGINE_IN_FORWARD),
-    Moment(P.ENGINE_WROTE_LOGITS, 60),
-    Moment(P.ENGINE_WROTE_RESULTS, 60),
-    Moment(P.ENGINE_IN_DONE, 60),
-    Moment(P.ENGINE_SENT_DONE, 60),
-    Moment(P.ENGINE_CLOSES_SESSION),
+    Moment("engine.open_session.received", 4),
+    Moment("engine.session.opened", 4),
+    Moment("engine.arena.received"),
+    Moment("engine.batch.pulled", 60),
+    IN_FORWARD,
+    Moment("engine.logits.written", 60),
+    Moment("engine.results.written", 60),
+    Moment("engine.done.half_sent", 60),
+    Moment("engine.done.sent", 60),
+    Moment("engine.close_session.received"),
 ]
-GOING_ON = Moment(P.ENGINE_GOES_ON, 5)
+GOING_ON = Moment("engine.follow.received", 5)
 
 
-def test_every_point_has_its_test() -> None:
-    serving = *SERVING_MOMENTS, GOING_ON
+def test_every_point_is_in_one_place_and_has_its_test() -> None:
+    serving = *(m for m in SERVING_MOMENTS if isinstance(m, Moment)), GOING_ON
     tested = {m.point for m in (*CLIENT_MOMENTS, *ATTACHING_MOMENTS, *serving, *DAEMON_MOMENTS)}
-    assert tested == set(DeathPoint)
+    assert tested == set(get_args(Name))
+    source = "".join(path.read_text() for path in Path(shmsched.__path__[0]).rglob("*.py") if path.stem != "failpoints")
+    assert {name: source.count(f'"{name}"') for name in tested} == dict.fromkeys(tested, 1)
 
 
-@contextmanager
-def armed(moment: Moment, *command: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python process that dies at the moment. It is killed in the end, if it still runs."""
-    env = {**os.environ, VARIABLE: str(moment)}
-    with subprocess.Popen([sys.executable, *map(str, command)], env=env, stdin=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+@pytest.mark.parametrize("order", ["engine.done", "engine.done.sent:0", "engine.done.sent:x", ""])
+def test_a_name_that_is_none_ends_the_process_as_it_starts(order: str) -> None:
+    env = {**os.environ, VARIABLE: order}
+    ended = subprocess.run([sys.executable, "-m", "shmsched.daemon"], env=env, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert f"SHMSCHED_FAILPOINT is {order!r}; it must be name or name:n" in ended.stderr
+    assert "engine.done.half_sent" in ended.stderr
 
 
 def wait_for_end(pid: int, what: str) -> None:
@@ -199,8 +190,8 @@ def test_an_engine_dies_while_it_attaches_and_nobody_notices(cluster: shmsched.C
         assert doomed.returncode == -signal.SIGKILL
 
 
-def doomed_engine(directory: Path, moment: Moment, incarnation: int = 1) -> str:
-    return f"{lives.__file__}:Doomed:{directory}?die_at={moment}&incarnation={incarnation}"
+def doomed_engine(directory: Path, moment: Moment | str, incarnation: int = 1) -> str:
+    return f"{failpoints.__file__}:Doomed:{directory}?die_at={moment}&incarnation={incarnation}"
 
 
 def states(cluster: shmsched.Cluster) -> list[str]:
@@ -208,7 +199,7 @@ def states(cluster: shmsched.Cluster) -> list[str]:
 
 
 def test_a_restarted_engine_that_dies_while_it_attaches_is_started_once_more(tmp_path: Path) -> None:
-    spec = doomed_engine(tmp_path, Moment(P.ENGINE_ATTACHED), incarnation=2)
+    spec = doomed_engine(tmp_path, Moment("engine.attached"), incarnation=2)
     with shmsched.launch(spec) as cluster, cluster.client() as client:
         os.kill(cluster.status()["engines"][0]["pid"], signal.SIGKILL)
         wait_until(lambda: cluster.status()["workers"][0]["restarts"] == 2, "a second restart")
@@ -218,7 +209,7 @@ def test_a_restarted_engine_that_dies_while_it_attaches_is_started_once_more(tmp
 
 
 def test_an_engine_that_dies_in_its_first_start_is_given_up_and_the_other_serves(tmp_path: Path) -> None:
-    spec = doomed_engine(tmp_path, Moment(P.ENGINE_STARTED))
+    spec = doomed_engine(tmp_path, Moment("engine.started"))
     with shmsched.launch(spec, f"echo?vocab={VOCAB}") as cluster, cluster.client() as client:
         (worker,) = [w for w in cluster.status()["workers"] if w["spec"] == spec]
         assert (worker["state"], worker["last_exit"]) == (
@@ -297,7 +288,7 @@ class Victims:
 
 
 @pytest.mark.parametrize("moment", SERVING_MOMENTS, ids=str)
-def test_an_engine_dies_and_its_own_sessions_only_are_lost(tmp_path: Path, moment: Moment) -> None:
+def test_an_engine_dies_and_its_own_sessions_only_are_lost(tmp_path: Path, moment: Moment | str) -> None:
     with (
         shmsched.launch(doomed_engine(tmp_path, moment), f"echo?vocab={VOCAB}") as cluster,
         cluster.client(arena_bytes=3 * ROW) as client,
@@ -426,29 +417,29 @@ class Survivors:
 LIVING = Story(Survivors.live)
 DAEMON_MOMENTS = {
     # Two engines and two clients came before, and the question whether all is under way.
-    Moment(P.DAEMON_ACCEPTED, 6): LIVING,
-    Moment(P.DAEMON_GREETS, 3): LIVING,
-    Moment(P.DAEMON_MADE_SEGMENT, 5): Story(Survivors.live, names_left=1),
-    Moment(P.DAEMON_IN_WELCOME, 3): LIVING,
-    Moment(P.DAEMON_OPENS_SESSION, 4): LIVING,
-    Moment(P.DAEMON_OPENED_SESSION, 4): LIVING,
-    Moment(P.DAEMON_COPIED_TOKENS, 5): LIVING,
-    Moment(P.DAEMON_QUEUED, 5): LIVING,
-    Moment(P.DAEMON_WROTE_BATCH, 2): LIVING,
-    Moment(P.DAEMON_IN_WORK, 2): LIVING,
-    Moment(P.DAEMON_WROTE_AHEAD, 2): LIVING,
-    Moment(P.DAEMON_HEARD_DONE): LIVING,
-    Moment(P.DAEMON_SETTLED): LIVING,
-    Moment(P.DAEMON_IN_COMPLETIONS): LIVING,
-    Moment(P.DAEMON_STREAMED, 2): LIVING,
-    Moment(P.DAEMON_MADE_ARENA): LIVING,
-    Moment(P.DAEMON_HEARD_CLOSE): LIVING,
-    Moment(P.DAEMON_LOSES_CLIENT): LIVING,
-    Moment(P.DAEMON_LOSES_ENGINE): Story(Survivors.kill_engine),
-    Moment(P.DAEMON_SPAWNED_ENGINE, 3): Story(Survivors.kill_engine),
-    Moment(P.DAEMON_ATTACHES_ENGINE, 3): Story(Survivors.kill_engine),
-    Moment(P.DAEMON_STOPS): Story(Survivors.stop),
-    Moment(P.DAEMON_LEAVES): Story(Survivors.stop_at_once, shmsched.SchedulerStopped),
+    Moment("daemon.connection.accepted", 6): LIVING,
+    Moment("daemon.hello.received", 3): LIVING,
+    Moment("daemon.segment.named", 5): Story(Survivors.live, names_left=1),
+    Moment("daemon.welcome.half_sent", 3): LIVING,
+    Moment("daemon.session.placed", 4): LIVING,
+    Moment("daemon.session.opened", 4): LIVING,
+    Moment("daemon.tokens.copied", 5): LIVING,
+    Moment("daemon.steps.queued", 5): LIVING,
+    Moment("daemon.batch.written", 2): LIVING,
+    Moment("daemon.work.half_sent", 2): LIVING,
+    Moment("daemon.follow.written", 2): LIVING,
+    Moment("daemon.done.received"): LIVING,
+    Moment("daemon.completions.written"): LIVING,
+    Moment("daemon.completions.half_sent"): LIVING,
+    Moment("daemon.stream.settled", 2): LIVING,
+    Moment("daemon.arena.made"): LIVING,
+    Moment("daemon.close_session.received"): LIVING,
+    Moment("daemon.client.lost"): LIVING,
+    Moment("daemon.engine.lost"): Story(Survivors.kill_engine),
+    Moment("daemon.engine.spawned", 3): Story(Survivors.kill_engine),
+    Moment("daemon.offer.taken", 3): Story(Survivors.kill_engine),
+    Moment("daemon.stopping"): Story(Survivors.stop),
+    Moment("daemon.leaving"): Story(Survivors.stop_at_once, shmsched.SchedulerStopped),
 }
 ENGINES = [
     {"spec": "echo?model=slow&step_us=60000000", "copies": 1},
@@ -494,7 +485,7 @@ def test_the_daemon_dies_and_every_future_fails_at_once(tmp_path: Path, moment: 
             wait_until(lambda pid=pid: not runs(pid), "its engines to end", WITHIN_S)
         assert len(names_of(process.pid)) == story.names_left
     # Its socket and what it left in /dev/shm are in nobody's way.
-    settings = Moment(P.DAEMON_ACCEPTED, 1000)
+    settings = Moment("daemon.connection.accepted", 1000)
     if story.names_left:
         dead = process.pid
         with daemon(settings, tmp_path / "s") as process:
