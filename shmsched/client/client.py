@@ -291,6 +291,10 @@ class Client(Submitting):
             return False
         return self._link.can_send(timeout)
 
+    def _holds_up_others(self) -> bool:
+        """Whether what another thread is to do for the client may wait for this very one."""
+        return self._receiver.handles_here() or self._channel.lock.mine or self._link.sends_here
+
     # --- the end --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.futures import StepFuture, WaitingStream
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from shmsched.client.client import Client
     from shmsched.client.models import Model
 
+_CLOSING_S = 60.0
+"""How long a call waits for a dropped generation's last step; then it says that the session is generating."""
+
 
 class Session(SessionCore):
     """One sequence's state in one engine. Made by ``Client.open_session``; use it in a ``with`` block or ``close()`` it.
@@ -33,6 +40,8 @@ class Session(SessionCore):
     ) -> None:
         super().__init__(session_id, model, engine, seed, options)
         self._client = client
+        self._closing: threading.Thread | None = None
+        """Closes a generation that was dropped where its finalizer could not wait."""
 
     def __del__(self) -> None:
         client = getattr(self, "_client", None)
@@ -62,6 +71,8 @@ class Session(SessionCore):
 
         Raises InvalidRequest, Unsupported, Full, SessionClosed, SessionLost, SchedulerDied: nothing was submitted then.
         """
+        if self._closing is not None:
+            self._let_close()
         return self._client._submit(self, tokens, position, sampling, output_rows, deadline, block, block_timeout)
 
     def stream(
@@ -79,6 +90,8 @@ class Session(SessionCore):
         them, until one of ``stop_tokens`` (at most 16) is sampled. So the stream gives up to ``further + 1`` tokens, of which
         the last is not fed. What ``generate`` is built on. Raises as ``submit``.
         """
+        if self._closing is not None:
+            self._let_close()
         return self._client._stream(self, tokens, sampling, further, stop_tokens, deadline, block, block_timeout)
 
     def generate(
@@ -113,6 +126,7 @@ class Session(SessionCore):
 
         Raises InvalidRequest or Unsupported for what can never be done, and what ``submit`` raises.
         """
+        self._let_close()
         self._client._settle(self)
         begun = start(
             self, prompt_tokens, max_new_tokens, sampling, stop_tokens, stop, logits_processor, draft, on_session_lost, continuation
@@ -129,6 +143,7 @@ class Session(SessionCore):
         whatever engine of the model has room. seed: of the new session's sampling; None draws one. block, timeout: as for
         ``Client.open_session``. Raises what that raises, and what the prefill does.
         """
+        self._let_close()
         return self._client._fork(self, upto, seed, block, timeout)
 
     def close(self) -> None:
@@ -141,6 +156,25 @@ class Session(SessionCore):
         Raises what ``Client.open_session`` raises.
         """
         self._client._reopen(self, timeout)
+
+    @property
+    def position(self) -> int:
+        self._let_close()
+        return super().position
+
+    @property
+    def history(self) -> npt.NDArray[np.int32]:
+        self._let_close()
+        return super().history
+
+    def _let_close(self) -> None:
+        """Wait until a dropped generation has let go of the session, unless that waits for this very thread."""
+        closing = self._closing
+        if closing is None or closing is threading.current_thread() or self._client._holds_up_others():
+            return
+        if closing.is_alive():
+            closing.join(_CLOSING_S)
+        self._closing = None
 
     def __enter__(self) -> Session:
         return self

@@ -172,6 +172,11 @@ class Link:
         """Whether ``send`` can be called here: not by a finalizer that runs in the middle of one, on its very thread."""
         return self._send_lock.can_be_had(timeout)
 
+    @property
+    def sends_here(self) -> bool:
+        """Whether this very thread is in the middle of sending."""
+        return self._send_lock.mine
+
     def flush(self) -> bool:
         """Send what waits. True if nothing is left, as far as this side knows.
 

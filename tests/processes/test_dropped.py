@@ -172,6 +172,39 @@ def test_a_finalizer_waits_for_no_lock(cluster: shmsched.Cluster, client: shmsch
         wait_until(lambda: held(cluster) == 0, "the slot")
 
 
+@pytest.mark.parametrize("ask", ["submit", "stream", "generate", "fork", "position", "history"])
+def test_the_next_call_waits_for_a_generation_that_was_dropped_where_nothing_waits(
+    client: shmsched.Client, ask: str
+) -> None:
+    """A done-callback runs on the thread that receives: what is dropped there is closed by a thread of its own."""
+    with client.open_session() as other, client.open_session() as session:
+        generations = [session.generate([1], max_new_tokens=500)]
+        given = next(generations[0])
+        dropped = threading.Event()
+
+        def drop(_: object) -> None:
+            generations.clear()
+            dropped.set()
+
+        other.submit([2]).add_done_callback(drop)
+        assert dropped.wait(DEADLINE), "the callback did not come"
+        match ask:
+            case "submit":
+                assert session.submit([given]).result(DEADLINE).tokens.tolist() == echoes([1, given], 1)
+            case "stream":
+                assert session.stream([given], further=0).next(DEADLINE).token == echoes([1, given], 1)[0]
+            case "generate":
+                assert list(session.generate([], max_new_tokens=3)) == echoes([1], 4)[1:]
+            case "fork":
+                other.close()
+                with session.fork(timeout=DEADLINE) as child:
+                    assert list(child.generate([], max_new_tokens=3)) == echoes([1], 4)[1:]
+            case "position":
+                assert session.position == 1
+            case "history":
+                assert session.history.tolist() == [1]
+
+
 def test_a_warning_that_is_an_error_closes_it_all_the_same(
     cluster: shmsched.Cluster, client: shmsched.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,3 +269,20 @@ def test_the_end_of_the_interpreter_is_quiet(cluster: shmsched.Cluster, program:
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     wait_until(lambda: held(cluster) == 0, "its sessions to close")
+
+
+def test_a_generation_that_was_dropped_in_a_task_leaves_the_session_free_at_once(
+    cluster: shmsched.Cluster, run: Run
+) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
+            for n in range(1, 6):
+                generation = (
+                    session.generate([], max_new_tokens=500) if n > 1 else session.generate([1], max_new_tokens=500)
+                )
+                assert await anext(generation) == echoes([1], n)[-1]
+                del generation
+            response = await session.submit([session.unfed])
+            assert response.tokens.tolist() == echoes([1], 6)[-1:]
+
+    run(main())

@@ -111,6 +111,9 @@ class AsyncGeneration(Outcome):
         loop = getattr(self, "_loop", None)
         if loop is None or self._reason is not None or self._pid != os.getpid():
             return
+        if asyncio._get_running_loop() is loop and not self._session._client._channel.lock.mine:
+            self._loop_left()
+            return
         try:
             # The collector may run this anywhere; what it takes to cancel happens on the loop.
             loop.call_soon_threadsafe(lambda: loop.create_task(self.aclose()))

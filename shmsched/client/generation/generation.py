@@ -123,7 +123,9 @@ class Generation(Outcome):
         if self._session._client._can_wait_here(_FINALIZER_WAITS_S):
             self.close()
         else:
-            threading.Thread(target=self.close, name="shmsched-close").start()
+            closing = threading.Thread(target=self.close, name="shmsched-close")
+            self._session._closing = closing
+            closing.start()
 
     # --- effects --------------------------------------------------------------------------------------------------------
 
