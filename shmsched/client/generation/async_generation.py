@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shmsched.client.async_replies import AsyncStream
+from shmsched.client.collected import is_ours
 from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.generation.course import Course, FinishReason
 from shmsched.client.generation.effects import (
@@ -109,7 +110,7 @@ class AsyncGeneration(Outcome):
 
     def __del__(self) -> None:
         loop = getattr(self, "_loop", None)
-        if loop is None or self._reason is not None or self._pid != os.getpid():
+        if loop is None or self._reason is not None or not is_ours(self._pid):
             return
         if asyncio._get_running_loop() is loop and not self._session._client._channel.lock.mine:
             self._loop_left()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from shmsched.client.collected import is_ours
 from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import (
@@ -118,7 +119,7 @@ class Generation(Outcome):
 
     def _finalize(self) -> None:
         """Close, though the collector may run this anywhere, where this very thread holds the client's lock among others."""
-        if self._reason is not None or self._pid != os.getpid():
+        if self._reason is not None or not is_ours(self._pid):
             return
         if self._session._client._can_wait_here(_FINALIZER_WAITS_S):
             self.close()
