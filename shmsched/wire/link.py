@@ -71,7 +71,6 @@ class Link:
         """If set, ``send`` leaves everything to ``flush`` and calls this when there is something to flush."""
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
-        self._closed = False
         self.peer_pid = credentials(self._sock)[0]
 
     @classmethod
@@ -304,7 +303,8 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        # As the descriptor says it: an interrupt may come right behind the close.
+        return self._sock.fileno() < 0
 
     def shutdown(self) -> None:
         """End the stream both ways: a ``receive`` that waits in another thread returns None."""
@@ -317,7 +317,7 @@ class Link:
 
     def close(self) -> None:
         """End the connection. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
         self.shutdown()
         flusher = self._flusher
@@ -327,11 +327,9 @@ class Link:
 
     def abandon(self) -> None:
         """Close this process's copy of the connection and leave the other's alone, as a forked child must. Idempotent."""
-        if self._closed:
-            return
-        self.inbound.close_descriptors()
-        self._sock.close()
-        self._closed = True
+        if not self.closed:
+            self.inbound.close_descriptors()
+            self._sock.close()
 
 
 def outgoing(data: bytes) -> Outgoing:

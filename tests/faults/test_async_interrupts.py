@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import re
 import types
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -17,9 +18,11 @@ import pytest
 
 import shmsched
 from shmsched.client.generation import EngineDraft, PromptLookup
+from shmsched.wire.link import Link
 
-from faults.striking import Alarm, Interrupt, Place, Tracer
+from faults.striking import Alarm, Interrupt, Place, Struck, Tracer
 from processes.expected import VOCAB, echoes
+from processes.leftovers import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -342,3 +345,32 @@ def test_at_random_instructions(rig: Rig, name: str) -> None:
     struck = sum([rig.strike(SCENARIOS[name], place, True, random.choice([Interrupt, Alarm])) for place in chosen])
     assert struck > 100
     assert len(rig.clients_ended) <= struck // 50, rig.clients_ended
+
+
+CLOSE = (
+    shmsched.AsyncClient.close, shmsched.AsyncClient._close_up, shmsched.AsyncClient._stop_watching, Link.close, Link.abandon,
+)  # fmt: skip
+
+
+def test_whoever_closes_hears_of_the_interrupt_and_of_nothing_else(
+    cluster: shmsched.Cluster, interruptible: None
+) -> None:
+    lines = {(f.__code__.co_filename, line) for f in CLOSE for _, _, line in f.__code__.co_lines()}
+
+    async def closes(tracer: Tracer) -> None:
+        client = await shmsched.AsyncClient(socket=cluster.socket).connect()
+        try:
+            with tracer.following():
+                await client.close()
+        finally:
+            await client.close()
+            assert client._link.closed
+
+    seen = Tracer(instructions=True)
+    asyncio.run(closes(seen))
+    places = [place for place in seen.reached if place[2] >= 0 and place[:2] in lines]
+    assert len(places) > 50
+    for place in places:
+        with pytest.raises(Struck, match=re.escape(str(place))):
+            asyncio.run(closes(Tracer(place, instructions=True)))
+    wait_until(lambda: cluster.status()["clients"] == [], "the daemon to see that all have gone", DEADLINE)
