@@ -23,6 +23,11 @@ def say(line: str, to: TextIO | None = None) -> None:
         pass
 
 
+def counted(n: int, one: str, many: str = "") -> str:
+    """``1 step``, ``2 steps``; ``many``: the plural that has no ``s`` at its end."""
+    return f"{n} {one if n == 1 else many or one + 's'}"
+
+
 def say_trace(fault: BaseException | None = None) -> None:
     """Write the trace of ``fault``, or of the exception at hand, to standard error. Raises nothing."""
     fault = fault or sys.exception()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from shmsched.cli.demo_run import Batches, BatchSeen, Stream
+from shmsched.saying import counted
 
 
 class View(Protocol):
@@ -91,7 +92,7 @@ def summed_up(batches: Sequence[BatchSeen]) -> str:
     text += f" {decodes / n:.1f} decodes each" if n > 1 else f" {decodes} decode{'' if decodes == 1 else 's'}"
     if chunks := sum(batch.prefill_chunks for batch in batches):
         tokens = sum(batch.prefill_tokens for batch in batches)
-        text += f", {chunks} prefill chunk{'s' if chunks > 1 else ''} ({tokens} tokens)"
+        text += f", {counted(chunks, 'prefill chunk')} ({tokens} tokens)"
     return text + f", {sum(batch.seconds for batch in batches) / n * 1000:.0f} ms{' each' if n > 1 else ''}"
 
 

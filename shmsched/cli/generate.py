@@ -55,16 +55,12 @@ def command(
     """
     from shmsched.client import Client
     from shmsched.client.generation import FinishReason
-    from shmsched.errors import InvalidRequest
     from shmsched.params import SamplingParams
 
     sampling = SamplingParams(temperature, top_p, top_k, seed)
     show = printable if sys.stdout.isatty() else str
     with Client(socket=socket, wait=wait) as client, client.open_session(model=model) as session:
-        tokenizer = session.model.tokenizer
-        tokens = tokenizer.encode(prompt, bos=not raw_prompt)
-        if not tokens:
-            raise InvalidRequest("the prompt has no tokens; give it some text, or leave out --raw-prompt")
+        tokens = session.model.tokens_of(prompt, bos=not raw_prompt)
         generation = session.generate(tokens, max_new_tokens=max_new_tokens, sampling=sampling)
         generation.nothing_follows()
         try:

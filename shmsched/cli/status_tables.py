@@ -11,6 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shmsched.saying import counted
+
 _WIDTH_OF_A_LOG = 140
 _MOST_NAMED = 8
 _GOOD = {"ready", "attached", "running"}
@@ -120,7 +122,9 @@ def _clients(document: dict[str, Any]) -> RenderableType:
         )
     captions = [_who_waits(document)] if waiting else []
     if paused:
-        captions.append(f"{paused} clients are paused: {document['max_queued_steps']:,} steps may be queued")
+        captions.append(
+            f"{counted(paused, 'client is', 'clients are')} paused: {document['max_queued_steps']:,} steps may be queued"
+        )
     if captions:
         table.caption = "; ".join(captions)
     return table
@@ -138,7 +142,8 @@ def _who_waits(document: dict[str, Any]) -> str:
         if "" in models or engine["model"] in models:
             holders.update({holder["pid"]: holder["sessions"] for holder in engine["held_by"]})
     held = ", ".join(f"pid {pid} ({n})" for pid, n in holders.most_common(_MOST_NAMED))
-    return f"{document['waiting_sessions']} sessions wait for a free slot: {waits}. The slots are held by {held or 'nobody'}"
+    who = counted(document["waiting_sessions"], "session waits", "sessions wait")
+    return f"{who} for a free slot: {waits}. The slots are held by {held or 'nobody'}"
 
 
 def _foot(document: dict[str, Any]) -> Text:

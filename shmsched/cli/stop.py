@@ -12,7 +12,7 @@ import click
 
 from shmsched.cli.exits import Failed, reaching_the_daemon
 from shmsched.cli.options import SECONDS, socket_option
-from shmsched.saying import say
+from shmsched.saying import counted, say
 
 if TYPE_CHECKING:
     from shmsched.client.control import Control
@@ -62,8 +62,8 @@ def command(socket: Path | None, drain_timeout: float | None, now: bool) -> None
 def _what_happens(sessions: int, drain: float) -> str:
     if not sessions:
         return "no session is open"
-    what = "1 open session" if sessions == 1 else f"{sessions} open sessions"
-    return f"{what} may go on for up to {drain:g} s" if drain else f"{what} end now"
+    what = counted(sessions, "open session")
+    return f"{what} may go on for up to {drain:g} s" if drain else f"{what} ended now"
 
 
 def _pidfd(pid: int) -> int:

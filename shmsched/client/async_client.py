@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import cast
 
 from shmsched.arguments import flag, number, path, seconds
-from shmsched.arguments import text as text_of
 from shmsched.client.async_greeting import greeted
 from shmsched.client.async_replies import AsyncReply
 from shmsched.client.async_session import AsyncSession, OpeningSession
@@ -17,6 +16,7 @@ from shmsched.client.async_submitting import AsyncSubmitting
 from shmsched.client.collected import is_ours, say_dropped, weakly
 from shmsched.client.state import LAST_WORD_S, Opening
 from shmsched.client.submission import waiting_until
+from shmsched.client.text_request import check_text_request
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -92,7 +92,7 @@ class AsyncClient(AsyncSubmitting):
         block: bool = True,
         timeout: float | None = None,
     ) -> OpeningSession:
-        """Open a session, as ``Client.open_session`` does: ``await`` it, or enter it with ``async with``."""
+        """Open a session, as ``Client.open_session`` does: ``await`` it, make it a task, or enter it with ``async with``."""
         self._check_here()
         return OpeningSession(self, self._open_session(model, options, seed, block, timeout))
 
@@ -198,30 +198,21 @@ class AsyncClient(AsyncSubmitting):
     ) -> AsyncIterator[str]:
         """The text that ``model`` goes on with after ``prompt``, as ``Client.generate_text`` gives it."""
         self._check_here()
-        text_of("prompt", prompt)
-        return self._generate_text(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
+        self._check_usable()
+        stop = check_text_request(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
 
-    async def _generate_text(
-        self,
-        prompt: str,
-        model: str | None,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        stop: Sequence[str],
-        seed: int | None,
-        options: bytes,
-        deadline: float | None,
-    ) -> AsyncIterator[str]:
-        with waiting_until(deadline) as timeout:
-            session = await self.open_session(model=model, options=options, seed=seed, timeout=timeout)
-        async with session:
-            tokens = session.model.tokenizer.encode(prompt, bos=True)
-            generation = session.generate(
-                tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
-            )
-            generation.nothing_follows()
-            async for text in generation.increments():
-                yield text
+        async def increments() -> AsyncIterator[str]:
+            with waiting_until(deadline) as timeout:
+                session = await self.open_session(model=model, options=options, seed=seed, timeout=timeout)
+            async with session:
+                generation = session.generate(
+                    session.model.tokens_of(prompt), max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
+                )  # fmt: skip
+                generation.nothing_follows()
+                async for text in generation.increments():
+                    yield text
+
+        return increments()
 
     # --- the connection -------------------------------------------------------------------------------------------------
 

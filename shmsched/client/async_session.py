@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Generator, Sequence
+from collections.abc import Collection, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from shmsched.client.async_replies import AsyncStream
 from shmsched.client.async_submitted import Submitted
@@ -130,17 +130,26 @@ class AsyncSession(SessionCore):
         await self.close()
 
 
-class OpeningSession(NotCopied, Awaitable[AsyncSession]):
-    """A session to come: ``await`` it, or enter it with ``async with``, which closes it at the end."""
+class OpeningSession(NotCopied, Coroutine[Any, Any, AsyncSession]):
+    """A session to come: ``await`` it, make it a task, or enter it with ``async with``, which closes it at the end."""
 
-    def __init__(self, client: AsyncClient, opening: Awaitable[AsyncSession]) -> None:
+    def __init__(self, client: AsyncClient, opening: Coroutine[Any, Any, AsyncSession]) -> None:
         self._client = client
         self._opening = opening
         self._session: AsyncSession | None = None
 
-    def __await__(self) -> Generator[None, None, AsyncSession]:
+    def __await__(self) -> Generator[Any, Any, AsyncSession]:
         self._client._check_here()
-        return cast("Generator[None, None, AsyncSession]", self._opening.__await__())
+        return self._opening.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        self._opening.close()
 
     async def __aenter__(self) -> AsyncSession:
         self._session = await self

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from shmsched.arguments import flag, number, seconds, shown, text, whole
+from shmsched.arguments import flag, number, seconds, shown, whole
 from shmsched.arguments import path as path_of
 from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.core import BLOCK_TIMEOUT_S
@@ -21,6 +21,7 @@ from shmsched.client.session_core import closed_error
 from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, Opening
 from shmsched.client.submission import LAST, Submission, continued, waiting_until
 from shmsched.client.submitting import Submitting
+from shmsched.client.text_request import check_text_request
 from shmsched.errors import (
     Full,
     InvalidRequest,
@@ -182,18 +183,22 @@ class Client(Submitting):
         The prompt gets the token for the beginning of a text in front. The text ends at the model's stop tokens, before a text of
         ``stop``, after ``max_new_tokens``, or when the session is full. Leaving the loop over it cancels the rest. deadline: as for
         ``Session.generate``; it holds for the wait for a slot too. Raises what ``open_session`` and ``Session.generate`` raise,
-        Unsupported for a model without a tokenizer, as it begins.
+        Unsupported for a model without a tokenizer: InvalidRequest at the call, the others as its text begins.
         """
-        text("prompt", prompt)
-        with waiting_until(deadline) as timeout:
-            session = self.open_session(model=model, options=options, seed=seed, timeout=timeout)
-        with session:
-            tokens = session.model.tokenizer.encode(prompt, bos=True)
-            generation = session.generate(
-                tokens, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
-            )
-            generation.nothing_follows()
-            yield from generation.increments()
+        self._check_usable()
+        stop = check_text_request(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
+
+        def increments() -> Iterator[str]:
+            with waiting_until(deadline) as timeout:
+                session = self.open_session(model=model, options=options, seed=seed, timeout=timeout)
+            with session:
+                generation = session.generate(
+                    session.model.tokens_of(prompt), max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
+                )  # fmt: skip
+                generation.nothing_follows()
+                yield from generation.increments()
+
+        return increments()
 
     def submit(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched import failpoints
-from shmsched.arguments import flag, shown, text, whole_or_none
+from shmsched.arguments import flag, shown, text, whole, whole_or_none
 from shmsched.client.channel import Channel
 from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.leases import ClientArena
@@ -122,17 +122,10 @@ class ClientCore(NotCopied):
 
     def _to_open(self, answer: Answer, options: bytes, seed: int | None) -> Opening:
         """What asks for a session; the answer comes to ``answer``. Raises InvalidRequest."""
-        if not isinstance(options, bytes):
-            raise InvalidRequest(
-                f"options are {shown(options)}, of type {type(options).__name__}; bytes, at most 65,536, are wanted"
-            )
-        if len(options) > frames.MAX_OPTIONS:
-            raise InvalidRequest(f"options are {len(options)} bytes; at most 65,536 are wanted")
-        return Opening(answer, _seed(seed), options)
+        return Opening(answer, checked_seed(seed), checked_options(options))
 
     def _ask_for_session(self, opening: Opening, model: str | None, block: bool, timeout: float | None) -> None:
-        if model is not None:
-            text("model", model, most_bytes=LONGEST_NAME)
+        model = checked_model(model)
         block = flag("block", block)
         how = frames.Block.NO
         if block:
@@ -296,11 +289,7 @@ class ClientCore(NotCopied):
         self._check_usable()
         parent.check_free(None)
         length = parent.position if upto is None else upto
-        if not isinstance(length, int | np.integer) or isinstance(length, bool) or not 0 <= length <= parent.position:
-            raise InvalidRequest(
-                f"session {parent.session_id} cannot be forked at upto={shown(length)}; it holds {parent.position} tokens"
-            )
-        return int(length)
+        return whole("upto", length, 0, parent.position, where=f"(what session {parent.session_id} holds), or None")
 
     def _forked_from(
         self, child: SessionCore, tokens: npt.NDArray[np.int32], stands: tuple[int | None, str | None]
@@ -333,7 +322,23 @@ class ClientCore(NotCopied):
         self._link.abandon()
 
 
-def _seed(seed: int | None) -> int:
+def checked_options(options: bytes) -> bytes:
+    """An engine's options of a session. Raises InvalidRequest."""
+    if not isinstance(options, bytes) or len(options) > frames.MAX_OPTIONS:
+        size = len(options) if isinstance(options, bytes) else 0
+        raise InvalidRequest(
+            f"options are {f'{size} bytes' if size else shown(options)}; bytes, at most {frames.MAX_OPTIONS:,}, are wanted"
+        )
+    return options
+
+
+def checked_model(model: str | None) -> str | None:
+    """A model's name, or None. Raises InvalidRequest."""
+    return None if model is None else text("model", model, most_bytes=LONGEST_NAME)
+
+
+def checked_seed(seed: int | None) -> int:
+    """``seed``, or one that is drawn. Raises InvalidRequest."""
     value = secrets.randbits(64) if seed is None else SamplingParams(seed=seed).seed
     assert value is not None
     return value

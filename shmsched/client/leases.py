@@ -12,6 +12,7 @@ from shmsched.memory.arena import ArenaAllocator
 from shmsched.memory.dtypes import LOGIT
 from shmsched.memory.layouts import GUARD, LOGIT_SIZE
 from shmsched.memory.segment import Segment
+from shmsched.saying import counted
 from shmsched.steps import LogitsBlock
 
 _TYPE = LOGIT.str
@@ -46,16 +47,17 @@ class ClientArena:
         n_bytes = _size(rows, vocab_size)
         if n_bytes > self.size:
             raise InvalidRequest(
-                f"{rows} rows of {vocab_size} logits and their guards take {n_bytes:,} bytes; the arena has {self.size:,}."
+                f"{counted(rows, 'row')} of {vocab_size} logits and their guards take {n_bytes:,} bytes; the arena has {self.size:,}."
                 " Ask for fewer rows, or make the client with a larger arena_bytes"
             )
         self._collect()
         offset = self._allocator.find(n_bytes)
         if offset is None:
             leased = len(self._leased)
+            outstanding = self._allocator.held - leased
             raise Full(
-                f"no room for {rows} rows of {vocab_size} logits ({n_bytes:,} bytes) in the arena of {self.size:,} bytes:"
-                f" {leased} leases are held and {self._allocator.held - leased} steps are outstanding."
+                f"no room for {counted(rows, 'row')} of {vocab_size} logits ({n_bytes:,} bytes) in the arena of {self.size:,} bytes:"
+                f" {counted(leased, 'lease is', 'leases are')} held and {counted(outstanding, 'step is', 'steps are')} outstanding."
                 " Release logits, keep copies, or make the client with a larger arena_bytes"
             )
         return offset + GUARD

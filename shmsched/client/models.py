@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Protocol
 
+from shmsched.arguments import shown
 from shmsched.engine.contract import TOKENIZERS, EngineInfo
-from shmsched.errors import Unsupported
+from shmsched.errors import InvalidRequest, Unsupported
 from shmsched.steps import Tokens
 from shmsched.wire import frames
 from shmsched.wire.frames import Rewinds
@@ -68,8 +70,25 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded in this process. Raises Unsupported if the engine names none that is installed."""
         if self.info.tokenizer is None:
-            raise Unsupported(f"model {self.info.model!r} has no tokenizer; pass tokens")
+            raise Unsupported(
+                f"model {self.info.model!r} has no tokenizer, since its engine names none (EngineInfo.tokenizer). Give it tokens:"
+                " session.generate, or submit, instead of text"
+            )
         return _load_tokenizer(self.info.tokenizer)
+
+    def tokens_of(self, prompt: str, *, bos: bool = True) -> list[int]:
+        """``prompt`` as the tokenizer has it, with the token for the beginning of a text in front, if it has one. Raises Unsupported
+        without a tokenizer, and InvalidRequest where nothing comes of it."""
+        tokens = self.tokenizer.encode(prompt, bos=bos)
+        if not isinstance(tokens, Sequence):
+            raise InvalidRequest(
+                f"the tokenizer of model {self.name!r} returned {shown(tokens)} for a text; a list of tokens is wanted"
+            )
+        if not tokens:
+            raise InvalidRequest(
+                f"the prompt {shown(prompt)} has no tokens for model {self.name!r} to go on from; give it some text"
+            )
+        return list(tokens)
 
     @property
     def rewinds(self) -> Rewinds:

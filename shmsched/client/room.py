@@ -8,6 +8,7 @@ from shmsched.client.outbox import Outbox
 from shmsched.client.submission import Submission
 from shmsched.errors import InvalidRequest
 from shmsched.memory.ring import RecordReader
+from shmsched.saying import counted
 
 
 class Room:
@@ -42,13 +43,13 @@ class Room:
         if n > self._most_tokens:
             raise InvalidRequest(f"{n} tokens in one submission; the token ring takes at most {self._most_tokens}")
         if n > cells:
-            return f"{n} tokens do not fit the {cells} free cells of the token ring"
+            return f"{counted(n, 'token does', 'tokens do')} not fit the {cells} free cells of the token ring"
         if pending + n_steps > self._records:
             if n_steps > self._records:
                 raise InvalidRequest(f"{n_steps} chunks in one submission; at most {self._records} are outstanding")
-            return f"{pending} steps are outstanding, of at most {self._records}"
+            return f"{counted(pending, 'step is', 'steps are')} outstanding, of at most {self._records}"
         if self.results_taken + n_results > self._results:
             if n_results > self._results:
                 raise InvalidRequest(f"{n_results} sampled rows in one step; at most {self._results} are outstanding")
-            return f"{self.results_taken} sampled rows are outstanding, of at most {self._results}"
+            return f"{counted(self.results_taken, 'sampled row is', 'sampled rows are')} outstanding, of at most {self._results}"
         return None

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.arguments import shown
+from shmsched.arguments import whole
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
 from shmsched.memory.layouts import SAMPLING
 from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
+from shmsched.saying import counted
 
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
@@ -135,15 +136,8 @@ class SessionCore(NotCopied):
         """
         stands_at = start = self._position
         if position is not None:
-            if (
-                not isinstance(position, int | np.integer)
-                or isinstance(position, bool)
-                or not 0 <= position <= stands_at
-            ):
-                raise InvalidRequest(
-                    f"position {shown(position)} in session {self.session_id}; it goes on at {stands_at}, or below to rewind"
-                )
-            start = int(position)
+            goes_on = f"(session {self.session_id} goes on at {stands_at}; below that it is rewound)"
+            start = whole("position", position, 0, stands_at, where=goes_on)
             if start < stands_at and not self.rewinds.reach(start):
                 raise Unsupported(
                     f"position {start} rewinds session {self.session_id} from {stands_at};"
@@ -151,7 +145,7 @@ class SessionCore(NotCopied):
                 )
         if start + n_tokens > self.most_tokens:
             raise InvalidRequest(
-                f"session {self.session_id} would hold {start + n_tokens} tokens; {self.model.name} takes at most"
+                f"session {self.session_id} would hold {counted(start + n_tokens, 'token')}; {self.model.name} takes at most"
                 f" {self.most_tokens}"
             )
         return start

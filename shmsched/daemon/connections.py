@@ -11,7 +11,7 @@ from shmsched import failpoints
 from shmsched.daemon.loop import READ, WRITE, EventLoop, Timer, contained
 from shmsched.errors import ErrorCode, ProtocolError, ShmschedError
 from shmsched.limits import lacking
-from shmsched.saying import say, say_trace
+from shmsched.saying import counted, say, say_trace
 from shmsched.wire import frames
 from shmsched.wire.credentials import refuse_other_users
 from shmsched.wire.listener import Listener
@@ -201,7 +201,11 @@ class Connections:
             connection.hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, lambda c=connection: self._expect_hello(c))  # type: ignore[misc]
 
     def _refuse(self, connection: Connection) -> None:
-        self.drop(connection, f"{self._most} connections are open, the most that are allowed", ErrorCode.FULL)
+        self.drop(
+            connection,
+            f"{counted(self._most, 'connection is', 'connections are')} open, the most that are allowed",
+            ErrorCode.FULL,
+        )
 
     def _is_let_in(self, connection: Connection, hello: frames.Hello) -> bool:
         """Beyond the most, only those who ask for status or a stop are. Those that have said nothing give way to others."""

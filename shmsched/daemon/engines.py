@@ -20,6 +20,7 @@ from shmsched.daemon.pidfds import pidfd_of
 from shmsched.daemon.supervisor import Supervisor, Worker
 from shmsched.engine.contract import EngineInfo
 from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
+from shmsched.saying import counted
 from shmsched.wire import frames
 
 if TYPE_CHECKING:
@@ -280,15 +281,17 @@ def _owed(link: EngineLink) -> str:
     """What the engine should have done by now."""
     if link.batch is None:
         return "opened a session"
-    return f"finished batch {link.batch.number} of {len(link.batch.steps)} steps"
+    return f"finished batch {link.batch.number} of {counted(len(link.batch.steps), 'step')}"
 
 
 def _waiting(link: EngineLink) -> str:
-    """The sessions that an engine keeps waiting, by the daemon's numbers, as in ``status``; a few of many."""
+    """The sessions that an engine keeps waiting, by their clients' numbers, as in ``status``; a few of many."""
     sessions = link.opening if link.batch is None else [step.session for step in link.batch.steps]
-    named = [f"{session.number} (client {session.client.peer.name})" for session in dict.fromkeys(sessions)]
+    named = [
+        f"session {s.client_id} of client {s.client.number} ({s.client.peer.name})" for s in dict.fromkeys(sessions)
+    ]
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    return f"waiting: {', '.join(f'session {name}' for name in named[:MOST_NAMED]) or 'nobody any more'}{more}"
+    return f"waiting: {', '.join(named[:MOST_NAMED]) or 'nobody any more'}{more}"
 
 
 def _check_interchangeable(offer: frames.Offer, other: frames.Offer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import EventLoop, Timer
+from shmsched.saying import counted
 
 LOOK_S = 0.5
 FORGOTTEN = 3
@@ -60,7 +61,7 @@ class Lookout:
             if _is_overlooked(engine) and self._is_forgotten(engine.number, engine.in_hand.given, before):
                 self._log(
                     f"engine {engine.offer.spec} ({engine.peer.name}) was idle for over {LOOK_S * (FORGOTTEN - 1):g} s with"
-                    f" {len(engine.queues)} steps queued, which is a fault of the scheduler; it is given a batch now"
+                    f" {counted(len(engine.queues), 'step')} queued, which is a fault of the scheduler; it is given a batch now"
                 )
                 self._run(engine)
         if self._undone or any(link.outstanding for link in self._clients()):

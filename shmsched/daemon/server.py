@@ -33,7 +33,7 @@ from shmsched.daemon.telling import Telling
 from shmsched.dataplane import BUILD
 from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped, SystemLimit
 from shmsched.memory.segment import sweep
-from shmsched.saying import say
+from shmsched.saying import counted, say
 from shmsched.wire import frames
 from shmsched.wire.listener import Listener
 
@@ -165,7 +165,7 @@ class Daemon:
             step.position,
             ErrorCode.DEADLINE_EXCEEDED,
             f"the step at position {step.position} of session {step.session.client_id} was not dispatched by its deadline"
-            f" ({1000 * late:.1f} ms ago); {self.settling.ledger.queued} steps are queued",
+            f" ({1000 * late:.1f} ms ago); {counted(self.settling.ledger.queued, 'step is', 'steps are')} queued",
         )
 
     def _greet(self, connection: Connection, hello: frames.Hello) -> Handler:

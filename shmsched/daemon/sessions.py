@@ -13,6 +13,7 @@ from shmsched.daemon.placement import NoPlace, Placement
 from shmsched.daemon.settling import Settling
 from shmsched.daemon.state import Session, SessionState, Step
 from shmsched.errors import ErrorCode, ProtocolError
+from shmsched.saying import counted
 from shmsched.wire import frames
 
 
@@ -80,7 +81,7 @@ class Sessions:
             what = f"model {parent.engine.offer.model!r} cannot fork a session"
             self.end(session, ErrorCode.UNSUPPORTED, what)
         elif message.length > parent.held:
-            what = f"session {message.parent} holds {parent.held} tokens that nothing can change any more"
+            what = f"session {message.parent} holds {counted(parent.held, 'token')} that nothing can change any more"
             self.end(session, ErrorCode.INVALID_REQUEST, f"{what}; it cannot be forked at {message.length}")
         elif not parent.engine.has_slot:
             held = in_words(by_process([parent.engine.holders]))

@@ -16,6 +16,7 @@ from shmsched.scheduling import SchedulerParams
 
 if TYPE_CHECKING:
     from shmsched.daemon.server import Daemon
+    from shmsched.daemon.state import Session
 
 
 def status_document(daemon: Daemon, batches: int) -> bytes:
@@ -74,7 +75,7 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
         in_flight = {
             "batch": link.batch.number,
             "steps": len(link.batch.steps),
-            "sessions": [step.session.number for step in link.batch.steps],
+            "sessions": [_session(step.session) for step in link.batch.steps],
             "for_s": round(now - link.batch.started, 6),
         }
     recent = list(link.record.recent)[-batches:] if batches else []
@@ -100,6 +101,11 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
         "in_flight": in_flight,
         "recent_batches": [summary._asdict() for summary in recent],
     }
+
+
+def _session(session: Session) -> dict[str, int]:
+    """By its client's number, ``session.session_id`` there."""
+    return {"session": session.client_id, "client": session.client.number, "pid": session.client.peer.pid}
 
 
 def _worker(worker: Worker) -> dict[str, Any]:

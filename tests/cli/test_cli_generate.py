@@ -11,6 +11,8 @@ from tiny import write_model
 
 from shmsched import Client
 
+from processes.ways import ENGINES
+
 ENDLESS = """
 import dataclasses, time
 from shmsched.workers.gemma import Gemma
@@ -88,7 +90,18 @@ def test_a_model_without_a_tokenizer_is_named(home: Path) -> None:
         assert done.returncode == 1
         assert done.stdout == ""
         assert done.stderr.count("\n") == 1
-        assert "'echo' has no tokenizer" in done.stderr
+        assert "'echo' has no tokenizer, since its engine names none" in done.stderr
+        assert "Give it tokens: session.generate" in done.stderr
+
+
+def test_an_empty_prompt_is_said_to_be_one(home: Path) -> None:
+    with daemon(home, "--engine", f"{ENGINES}:Reciter"):
+        done = shmsched(home, "generate", "")
+        assert done.returncode == 1
+        assert (
+            done.stderr
+            == "shmsched: the prompt '' has no tokens for model 'reciter' to go on from; give it some text\n"
+        )
 
 
 def test_a_model_that_is_not_served_is_named(home: Path) -> None:

@@ -132,9 +132,9 @@ def test_a_copy_outlives_the_release(arena: ClientArena, segment: Segment) -> No
 def test_a_full_arena_says_who_holds_it(arena: ClientArena, segment: Segment) -> None:
     held = [completed(arena, segment, 1, float(i)) for i in range(3)]
     arena.reserve(1, VOCAB)
-    with pytest.raises(Full, match=r"no room for 1 rows of 16 logits \(192 bytes\) in the arena of 768 bytes") as e:
+    with pytest.raises(Full, match=r"no room for 1 row of 16 logits \(192 bytes\) in the arena of 768 bytes") as e:
         arena.reserve(1, VOCAB)
-    assert "3 leases are held and 1 steps are outstanding" in str(e.value)
+    assert "3 leases are held and 1 step is outstanding" in str(e.value)
     assert "arena_bytes" in str(e.value)
     held.pop()
     assert not is_full(arena)

@@ -251,7 +251,7 @@ def test_an_engine_that_was_not_given_its_steps_is_noticed_and_given_them(
 
     wait_until(given, "the lookout to have the engine given its batch")
     assert len(said) == 1
-    assert "1 steps queued" in said[0]
+    assert "1 step queued" in said[0]
 
 
 @pytest.mark.parametrize("engine_first", [True, False])

@@ -147,17 +147,20 @@ def test_a_silent_engine_is_named_in_the_log_while_it_lasts(capfd: pytest.Captur
         wait_until(logged, "the log to tell of the engine")
         assert not future.done()
         (engine,) = cluster.status()["engines"]
-        (number,) = engine["in_flight"]["sessions"]
+        number = cluster.status()["clients"][0]["client"]
+        told = {"session": session.session_id, "client": number, "pid": os.getpid()}
+        assert engine["in_flight"]["sessions"] == [told], "by the client's own number"
+        waiting = f"waiting: session {session.session_id} of client {number} (pid {os.getpid()})"
         assert re.search(
-            rf"\(pid {engine['pid']}\) has been silent for 1\.\d+ s; it has not finished batch 1 of 1 steps;"
-            rf" waiting: session {number} \(client pid {os.getpid()}\). After 3 s it is killed",
+            rf"\(pid {engine['pid']}\) has been silent for 1\.\d+ s; it has not finished batch 1 of 1 step;"
+            rf" {re.escape(waiting)}. After 3 s it is killed",
             err,
         ), err
         with pytest.raises(shmsched.EngineTimeout):
             future.result(DEADLINE)
         err += capfd.readouterr().err
         assert err.count("has been silent") == 1
-        assert f"within 3 s; it is killed; waiting: session {number}" in err
+        assert f"within 3 s; it is killed; {waiting}" in err
 
 
 def test_an_engine_that_answers_in_time_is_not_named(capfd: pytest.CaptureFixture[str]) -> None:

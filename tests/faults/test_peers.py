@@ -75,12 +75,12 @@ def test_f1_a_stuck_engine_is_named_its_steps_fail_at_the_deadline_and_the_other
         assert later["pid"] == engine["pid"]
         assert later["in_flight"]["for_s"] > engine["in_flight"]["for_s"]
         assert not future.done()
-        named = rf"\(pid {engine['pid']}\) has not finished batch 1 of 1 steps within 3 s"
+        named = rf"\(pid {engine['pid']}\) has not finished batch 1 of 1 step within 3 s"
         with pytest.raises(shmsched.EngineTimeout, match=named):
             future.result(DEADLINE)
         other.go_on(20)
         wait_until(lambda: not Path(f"/proc/{engine['pid']}").exists(), "the stuck engine to be killed")
-    assert f"(pid {engine['pid']}) has not finished batch 1 of 1 steps within 3 s" in capfd.readouterr().err
+    assert f"(pid {engine['pid']}) has not finished batch 1 of 1 step within 3 s" in capfd.readouterr().err
 
 
 def test_f1_a_client_that_stops_reading_is_named_and_disconnected_at_its_bound(

@@ -266,7 +266,7 @@ def test_f13_rows_stay_held_as_long_as_the_writer_of_a_settled_step_lives(settle
             EngineByHand(cluster.socket, another_link) as another,
         ):
             other = client.open_session()
-            with pytest.raises(shmsched.Full, match="0 leases are held and 1 steps are outstanding"):
+            with pytest.raises(shmsched.Full, match="0 leases are held and 1 step is outstanding"):
                 other.submit([2], sampling=None)
             late[VOCAB // 2 :] = 1.0
             if settled_by == "time-out":

@@ -394,13 +394,60 @@ def test_what_is_named(client: shmsched.Client) -> None:
             (lambda: client.open_session(model=5), "model is 5; a text"),  # type: ignore[arg-type]
             (lambda: client.open_session(timeout=math.nan), "timeout is nan"),
             (lambda: client.open_session(timeout=-1), "timeout is -1"),
-            (lambda: next(client.generate_text("a\udc80")), "prompt has a lone surrogate, '\\udc80', at character 1"),
+            (lambda: client.generate_text("a\udc80"), "prompt has a lone surrogate, '\\udc80', at character 1"),
         ):
             with pytest.raises(REFUSED) as caught:
                 call()  # type: ignore[no-untyped-call]
             assert said in str(caught.value)
     client.open_session(timeout=math.inf).close()
     client.open_session(timeout=1e300).close()
+
+
+@pytest.mark.parametrize("kind", [shmsched.Client, shmsched.AsyncClient])
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("model", 5), ("max_new_tokens", 0), ("max_new_tokens", "x"), ("sampling", 0.7), ("stop", [""]), ("stop", 5),
+        ("seed", -1), ("options", "x"), ("deadline", math.nan), ("deadline", 0),
+    ],
+)  # fmt: skip
+def test_a_text_is_refused_at_the_call(cluster: shmsched.Cluster, kind: type[Any], argument: str, wrong: Any) -> None:
+    """And not as the first of it is asked for, elsewhere perhaps."""
+
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client:
+            refused(client)
+
+    def refused(client: Any) -> None:
+        with pytest.raises(shmsched.InvalidRequest, match=rf"{argument} (is|are) .*; .*(must be|wanted)"):
+            client.generate_text("x", **{argument: wrong})
+
+    if kind is shmsched.AsyncClient:
+        asyncio.run(main())
+    else:
+        with cluster.client() as client:
+            refused(client)
+        with pytest.raises(shmsched.ClientClosed):
+            client.generate_text("x")
+
+
+@pytest.mark.parametrize("wrong", [0.0, "a", -1, 3, True])
+def test_a_place_in_a_session_says_what_is_wanted(client: shmsched.Client, wrong: Any) -> None:
+    with client.open_session() as session:
+        session.submit([1, 2]).result(DEADLINE)
+        at = f"position is {wrong!r}; it must be a whole number from 0 to 2 (session {session.session_id} goes on at 2"
+        with pytest.raises(shmsched.InvalidRequest, match=re.escape(at)):
+            session.submit([1], position=wrong)
+        holds = f"from 0 to 2 (what session {session.session_id} holds), or None"
+        with pytest.raises(
+            shmsched.InvalidRequest, match=re.escape(f"upto is {wrong!r}; it must be a whole number {holds}")
+        ):
+            session.fork(wrong)
+        request = shmsched.Request(1, session.session_id, [1], shmsched.RequestParams(position=wrong))
+        with pytest.raises(
+            shmsched.InvalidRequest, match=f"position is {wrong!r}; it must be a whole number from 0 to 2"
+        ):
+            client.submit(request)
 
 
 def test_nothing_is_held_afterwards(cluster: shmsched.Cluster, client: shmsched.Client) -> None:

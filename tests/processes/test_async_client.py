@@ -53,6 +53,33 @@ def test_steps_streams_raw_logits_and_forks(cluster: shmsched.Cluster, run: Run)
     run(main())
 
 
+def test_an_opening_may_be_a_task(cluster: shmsched.Cluster, run: Run) -> None:
+    async def main() -> None:
+        async with shmsched.AsyncClient(socket=cluster.socket) as client:
+            async with asyncio.TaskGroup() as tasks:
+                opening = [tasks.create_task(client.open_session()) for _ in range(3)]
+            sessions = [task.result() for task in opening]
+            await sessions[0].submit([1, 2])
+            child = await asyncio.create_task(sessions[0].fork(1))
+            assert child.position == 1
+            for session in (*sessions, child):
+                await session.close()
+            held = [await client.open_session() for _ in range(256)]
+            waits = asyncio.create_task(client.open_session())
+            await asyncio.sleep(0)
+            has_not_begun = asyncio.create_task(client.open_session())
+            for task in (waits, has_not_begun):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            for session in held:
+                await session.close()
+            assert not client._state.opening
+            assert not client._state.sessions
+
+    run(main())
+
+
 def test_a_thousand_generations_at_once_are_all_right(cluster: shmsched.Cluster, run: Run) -> None:
     """256 sessions at a time; the others wait for a slot."""
 
@@ -130,7 +157,7 @@ def test_refusals_are_raised_by_the_call(cluster: shmsched.Cluster, run: Run) ->
         async with shmsched.AsyncClient(socket=cluster.socket) as client, client.open_session() as session:
             with pytest.raises(shmsched.InvalidRequest, match="outside the vocabulary"):
                 session.submit([VOCAB])
-            with pytest.raises(shmsched.InvalidRequest, match="it goes on at 0"):
+            with pytest.raises(shmsched.InvalidRequest, match="position is 5; .*goes on at 0"):
                 session.submit([1], position=5)
             assert (await session.submit([1])).tokens.tolist() == echoes([1], 1)
         with pytest.raises(shmsched.ClientClosed):

@@ -280,7 +280,7 @@ def test_a_hanging_engine_is_killed_at_the_step_timeout_and_started_again() -> N
         stuck, other = client.open_session(), client.open_session()
         other.submit([1]).result(DEADLINE)
         future = stuck.submit([moods.HANG], sampling=None)
-        with pytest.raises(shmsched.EngineTimeout, match=r"has not finished batch 1 of 1 steps within 0.5 s"):
+        with pytest.raises(shmsched.EngineTimeout, match=r"has not finished batch 1 of 1 step within 0.5 s"):
             future.result(DEADLINE)
         assert other.submit([2]).result(DEADLINE).tokens.tolist() == [answer(advance(0, [1, 2]), VOCAB)]
         wait_until(lambda: client._channel.arena._allocator.held == 0, "the rows to come back")  # type: ignore[union-attr]

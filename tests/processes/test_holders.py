@@ -94,7 +94,7 @@ def test_status_says_who_waits_and_who_holds(cluster: shmsched.Cluster, holder: 
             {"pid": os.getpid(), "sessions": 1},
         ]
         said = " ".join(command(tmp_path, "status", "--socket", str(cluster.socket)).stdout.split())
-        assert f"1 sessions wait for a free slot: 1 of pid {os.getpid()} for echo" in said
+        assert f"1 session waits for a free slot: 1 of pid {os.getpid()} for echo" in said
         assert f"held by pid {holder} (2), pid {os.getpid()} (1)" in said
         os.kill(holder, signal.SIGKILL)
         waiting.join(DEADLINE)

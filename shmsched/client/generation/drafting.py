@@ -16,6 +16,7 @@ from shmsched.engine.sampling import UnusableLogits, uniform
 from shmsched.errors import InvalidRequest, ShmschedError, StepFailed, Unsupported
 from shmsched.not_copied import NotCopied
 from shmsched.params import GREEDY, SamplingParams
+from shmsched.saying import counted
 from shmsched.steps import Tokens
 from shmsched.wire.frames import Rewinds
 
@@ -39,7 +40,7 @@ def checked(draft: Any, n: int, vocab_size: int) -> Draft:
     given: Any = getattr(draft, "distributions", None)
     if not hasattr(drafted, "__len__") or not (given is None or hasattr(given, "__len__")):
         raise InvalidRequest(
-            f"the drafter gave {str(draft)[:80]!r}; a Draft of tokens and distributions (or None) is wanted"
+            f"the drafter returned {shown(draft)}; a Draft of tokens and distributions (or None) is wanted"
         )
     try:
         tokens = as_tokens(drafted[:n], vocab_size).tolist() if len(drafted) else []
@@ -49,7 +50,7 @@ def checked(draft: Any, n: int, vocab_size: int) -> Draft:
         return Draft(tokens)
     if len(given) != len(drafted):
         raise InvalidRequest(
-            f"the drafter gave {len(drafted)} tokens and {len(given)} distributions; one for each is wanted"
+            f"the drafter gave {counted(len(drafted), 'token')} and {counted(len(given), 'distribution')}; one for each is wanted"
         )
     return Draft(tokens, [_distribution(given[i], i, token, vocab_size) for i, token in enumerate(tokens)])
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.arguments import STRANGE, shown, text
 from shmsched.client.models import Model
 from shmsched.errors import InvalidRequest, Unsupported
+from shmsched.saying import counted
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -44,20 +46,22 @@ class Grammar:
     @classmethod
     def json_schema(cls, model: Model, schema: dict[str, Any]) -> Grammar:
         """JSON that matches a JSON schema, without white space between its parts: small models tend to add it for ever."""
-        text = _llguidance().LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides={"whitespace_flexible": False}
-        )
-        return cls(model, text)
+        try:
+            written = json.dumps(schema)
+        except STRANGE as e:
+            raise InvalidRequest(f"schema is {shown(schema)}; a JSON schema, as a dict, is wanted ({e})") from None
+        overrides = {"whitespace_flexible": False}
+        return cls(model, _llguidance().LLMatcher.grammar_from_json_schema(written, overrides=overrides))
 
     @classmethod
     def regex(cls, model: Model, regex: str) -> Grammar:
         """Text that matches a regular expression as a whole."""
-        return cls(model, _llguidance().LLMatcher.grammar_from_regex(regex))
+        return cls(model, _llguidance().LLMatcher.grammar_from_regex(text("regex", regex)))
 
     @classmethod
     def lark(cls, model: Model, grammar: str) -> Grammar:
         """Text of a context-free grammar in Lark's notation, as llguidance reads it."""
-        return cls(model, _llguidance().LLMatcher.grammar_from_lark(grammar))
+        return cls(model, _llguidance().LLMatcher.grammar_from_lark(text("grammar", grammar)))
 
     def __call__(self, tokens: Sequence[int], row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The row with -inf for what the grammar does not allow after ``tokens``: its one copy."""
@@ -81,7 +85,7 @@ class Grammar:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise InvalidRequest(
-                f"the grammar went wrong after {len(self._consumed)} tokens: {self._matcher.get_error()}"
+                f"the grammar went wrong after {counted(len(self._consumed), 'token')}: {self._matcher.get_error()}"
             )
 
 

@@ -14,6 +14,7 @@ from shmsched.client.generation.timings import Clock, Timings
 from shmsched.client.session_core import SessionCore
 from shmsched.errors import ShmschedError
 from shmsched.not_copied import NotCopied
+from shmsched.saying import counted
 from shmsched.wire.frames import Rewinds
 
 
@@ -80,7 +81,7 @@ class Outcome(NotCopied):
 
     def __repr__(self) -> str:
         state = "running" if self._reason is None else self._reason.value
-        return f"<{type(self).__name__} of {self._model.name!r}, {len(self._course.given)} tokens, {state}>"
+        return f"<{type(self).__name__} of {self._model.name!r}, {counted(len(self._course.given), 'token')}, {state}>"
 
     def _text_stream(self) -> TextStream:
         return TextStream(self._model.tokenizer.decode, self._context.tolist(), self._course.goes_on_with)

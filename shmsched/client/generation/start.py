@@ -54,12 +54,8 @@ def start(
     continuation: bool,
 ) -> Start:
     """What ``Session.generate`` was asked for. Raises InvalidRequest or Unsupported for what can never be done."""
-    max_new_tokens = whole("max_new_tokens", max_new_tokens, 1, sys.maxsize)
-    continuation, stop = flag("continuation", continuation), stop_texts(stop)
-    if not isinstance(sampling, SamplingParams):
-        raise InvalidRequest(
-            f"sampling is {shown(sampling)}; a SamplingParams is wanted. For raw logits, pass a logits_processor or use submit"
-        )
+    max_new_tokens, stop = checked_wishes(max_new_tokens, sampling, stop)
+    continuation = flag("continuation", continuation)
     if not isinstance(on_session_lost, str) or on_session_lost not in ("raise", "replay"):
         raise InvalidRequest(f"on_session_lost is {shown(on_session_lost)}; 'raise' or 'replay' is wanted")
     if logits_processor is not None and not callable(logits_processor):
@@ -110,6 +106,15 @@ def start(
 
     running = replaying(course, plan) if on_session_lost == "replay" else plan(course)
     return Start(course, concluding(course, running, lambda: session.rewinds is Rewinds.ANYWHERE), context)
+
+
+def checked_wishes(max_new_tokens: int, sampling: SamplingParams, stop: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """How many tokens, and the stop texts. Raises InvalidRequest."""
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(
+            f"sampling is {shown(sampling)}; a SamplingParams is wanted. For raw logits, pass a logits_processor or use submit"
+        )
+    return whole("max_new_tokens", max_new_tokens, 1, sys.maxsize), tuple(stop_texts(stop))
 
 
 def _prompt(session: SessionCore, tokens: Tokens, unfed: int | None) -> TokenArray:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.arguments import STRANGE, shown
 from shmsched.client.generation.course import Course
 from shmsched.client.generation.effects import Continue, Next, Plan, Submit
 from shmsched.engine.sampling import NO_TOKEN, fault_of, sample
 from shmsched.errors import InvalidRequest, StepFailed
+from shmsched.saying import counted
 from shmsched.steps import Response
 
 LogitsProcessor = Callable[[Sequence[int], npt.NDArray[np.float32]], npt.NDArray[np.floating[Any]]]
@@ -64,11 +66,14 @@ def processing(course: Course, processor: LogitsProcessor) -> Plan[None]:
 def _sample(course: Course, processor: LogitsProcessor, response: Response) -> int:
     assert response.logits is not None
     row = response.logits.data[0]
-    processed = np.asarray(processor(course.sampled, row))
+    given = processor(course.sampled, row)
+    try:
+        processed = np.asarray(given)
+    except STRANGE:
+        processed = np.empty(0)
     if processed.shape != row.shape or processed.dtype.kind != "f":
-        raise InvalidRequest(
-            f"the logits processor gave {processed.dtype} {processed.shape}; a row of floats of shape {row.shape} is wanted"
-        )
+        what = f"an array of {given.dtype} {given.shape}" if isinstance(given, np.ndarray) else shown(given)
+        raise InvalidRequest(f"the logits processor returned {what}; a row of floats of shape {row.shape} is wanted")
     tokens, _ = sample(processed[np.newaxis], [course.sampling], np.array([course.last_position]))
     token = int(tokens[0])
     if token != NO_TOKEN:
@@ -79,5 +84,6 @@ def _sample(course: Course, processor: LogitsProcessor, response: Response) -> i
             f" {course.last_position}, has {fault}, and the logits processor left it so"
         )
     raise InvalidRequest(
-        f"the logits processor left no token to sample after {len(course.sampled)} tokens: its row has {fault_of(processed)}"
+        f"the logits processor left no token to sample after {counted(len(course.sampled), 'token')}: its"
+        f" row has {fault_of(processed)}"
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from shmsched.arguments import shown
+from shmsched.errors import InvalidRequest
 from shmsched.steps import Tokens
 
 REPLACEMENT = "\ufffd"
@@ -23,7 +25,7 @@ class TextStream:
     def __init__(
         self, decode: Callable[[Tokens], str], context: Iterable[int] = (), goes_on_with: str | None = None
     ) -> None:
-        self._decode = decode
+        self._decode_all = decode
         # What is decoded at each step: tokens since the last but one boundary between characters, so that the cost does
         # not grow with the text, and the tokens after the last boundary are never decoded as the beginning of one.
         self._window = list(context)
@@ -33,7 +35,7 @@ class TextStream:
         self._doubtful: range | None = None
         """Where the context's text ends in what may be a part of a character, or U+FFFD itself: that was there before, and is not to
         be given."""
-        text = decode(self._window) if self._window else ""
+        text = self._decode(self._window) if self._window else ""
         self._given = len(text)
         part = _incomplete(text)
         if part and goes_on_with is None:
@@ -65,6 +67,12 @@ class TextStream:
         rest = self._fresh + text[self._given :]
         self._fresh, self._given = "", len(text)
         return rest
+
+    def _decode(self, tokens: list[int]) -> str:
+        text = self._decode_all(tokens)
+        if not isinstance(text, str):
+            raise InvalidRequest(f"the model's tokenizer returned {shown(text)} for tokens; a text (str) is wanted")
+        return text
 
     def _move_on(self) -> None:
         recent = self._window[self._boundary :]

@@ -103,7 +103,7 @@ def test_it_serves_one_generation_after_the_other_and_sees_one_begun_again() -> 
     assert allowed(b"") == [97]
     assert allowed(b"ab") == [99]
     assert allowed(b"a") == [98]
-    with pytest.raises(InvalidRequest, match="the grammar went wrong after 1 tokens"):
+    with pytest.raises(InvalidRequest, match="the grammar went wrong after 1 token:"):
         allowed(b"ax")
 
 
@@ -118,6 +118,12 @@ def test_it_serves_one_generation_after_the_other_and_sees_one_begun_again() -> 
 def test_a_grammar_that_is_none_is_refused(make: object, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("make", [Grammar.regex, Grammar.lark, Grammar.json_schema])
+def test_what_is_no_grammar_at_all_is_named(make: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"^(regex|grammar|schema) is .*; a .* is wanted"):
+        make(MODEL, {1: object()})  # type: ignore[operator]
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

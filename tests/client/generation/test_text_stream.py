@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmsched.client.generation.text_stream import REPLACEMENT, TextStream
+from shmsched.errors import InvalidRequest
 from shmsched.steps import Tokens
 
 Decode = Callable[[Tokens], str]
@@ -143,3 +144,9 @@ def test_finish_gives_what_is_left_once(tokens: list[int]) -> None:
     assert "".join(stream.push(t) for t in tokens) == ""
     assert stream.finish() == (REPLACEMENT if tokens else "")
     assert stream.finish() == ""
+
+
+def test_what_a_tokenizer_returned_is_said() -> None:
+    stream = TextStream(lambda tokens: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidRequest, match="tokenizer returned None for tokens; a text"):
+        stream.push(1)

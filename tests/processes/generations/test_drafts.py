@@ -132,15 +132,15 @@ EVEN = np.full(VOCAB, 1 / VOCAB)
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (Draft([1, 2], [EVEN]), "2 tokens and 1 distributions; one for each is wanted"),
-        (Draft([1], [EVEN, EVEN]), "1 tokens and 2 distributions"),
+        (Draft([1, 2], [EVEN]), "2 tokens and 1 distribution; one for each is wanted"),
+        (Draft([1], [EVEN, EVEN]), "1 token and 2 distributions"),
         (
             Draft([1, 2], [EVEN, EVEN[:-1]]),
             r"distribution 1 of the draft, of token 2, has shape \(999,\); \(1000,\) is wanted",
         ),
         (Draft([1], [EVEN[np.newaxis]]), r"has shape \(1, 1000\)"),
         (Draft([1], [[[0.5], [0.25, 0.25]]]), "distribution 0 of the draft, of token 1, is no row of numbers"),
-        (Draft([1], EVEN), r"1 tokens and 1000 distributions"),
+        (Draft([1], EVEN), r"1 token and 1000 distributions"),
         (Draft([1], [EVEN * np.nan]), "adds up to nan"),
         (Draft([1], [EVEN * 3]), "adds up to 3"),
         (Draft([1], [EVEN - 2 / VOCAB]), "its least value is -0.001"),
@@ -149,7 +149,7 @@ EVEN = np.full(VOCAB, 1 / VOCAB)
         (Draft([VOCAB]), "token 1000 is outside the vocabulary"),
         (Draft([1.5]), "token 1.5 is not an integer"),
         (Draft([[1, 2], [3]]), "the drafter gave the tokens"),
-        (None, "the drafter gave 'None'; a Draft"),
+        (None, "the drafter returned None; a Draft"),
         ([1, 2], "a Draft of tokens"),
     ],
 )

@@ -53,6 +53,22 @@ def test_what_a_processor_raises_ends_it(session: shmsched.Session) -> None:
     assert (session.position, session.unfed) == (1 + len(generation.tokens), generation.tokens[-1])
 
 
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        (lambda row: None, "returned None; "),
+        (lambda row: "x", "returned 'x'; "),
+        (lambda row: [[1.0], [1.0, 2.0]], r"returned \[\[1.0\], \[1.0, 2.0\]\]; "),
+        (lambda row: row[:3], r"returned an array of float32 \(3,\); "),
+        (lambda row: row.astype(int), rf"returned an array of int64 \({VOCAB},\); "),
+    ],
+)
+def test_what_a_processor_returned_and_what_is_wanted_is_said(session: shmsched.Session, gives: Any, said: str) -> None:
+    wanted = rf"logits processor {said}a row of floats of shape \({VOCAB},\) is wanted"
+    with pytest.raises(shmsched.InvalidRequest, match=wanted):
+        list(session.generate([1], max_new_tokens=2, logits_processor=lambda tokens, row: gives(row)))
+
+
 def test_the_client_samples_by_the_rule_of_the_engines_host() -> None:
     class Same:
         def __call__(self, tokens: Any, row: np.ndarray) -> np.ndarray:
