@@ -18,6 +18,8 @@ import shmsched as library
 
 from processes.leftovers import wait_until
 
+AT_ONCE_S = 20.0
+"""Less than what it would wait for, a minute, on however busy a machine."""
 SLOW = """
 import time
 from pathlib import Path
@@ -118,13 +120,23 @@ def test_a_hang_up_that_was_ignored_stays_so(home: Path) -> None:
         assert up.wait(DEADLINE_S) == 0
 
 
+def runs_ours_and_heeds_requests(pid: int) -> bool:
+    """Requests to stop are held back, or handled. ``unshare`` holds them back too, until just before it becomes our process."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    heeded = int(lines["SigBlk"], 16) | int(lines["SigCgt"], 16)
+    return lines["Name"].strip() != "unshare" and bool(heeded >> (signal.SIGTERM - 1) & 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_request_to_stop_at_any_moment_of_the_start_ends_it(home: Path, number: signal.Signals) -> None:
     """Before our code runs, it ends by the signal, and there is nothing yet; later with 0, and there is nothing any more."""
     statuses = []
-    for delay in (0.0, 0.03, 0.1, 0.15, 0.2, 0.3, 0.5):
+    for delay in (0.0, 0.03, 0.1, 0.15, 0.2, 0.3, None):
         with started(home, lambda: None, "up", "--engine", "echo") as up:
-            time.sleep(delay)
+            if delay is None:
+                wait_until(lambda pid=up.pid: runs_ours_and_heeds_requests(pid), "our code to run", DEADLINE_S)  # type: ignore[misc]
+            else:
+                time.sleep(delay)
             up.send_signal(number)
             _, err = up.communicate(timeout=DEADLINE_S)
             assert no_traceback(err.decode())
@@ -132,13 +144,6 @@ def test_a_request_to_stop_at_any_moment_of_the_start_ends_it(home: Path, number
             assert list(home.rglob("*.sock*")) == []
     assert set(statuses) <= {0, -number}
     assert statuses[-1] == 0
-
-
-def runs_ours_and_heeds_requests(pid: int) -> bool:
-    """Requests to stop are held back, or handled. ``unshare`` holds them back too, until just before it becomes our process."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    heeded = int(lines["SigBlk"], 16) | int(lines["SigCgt"], 16)
-    return lines["Name"].strip() != "unshare" and bool(heeded >> (signal.SIGTERM - 1) & 1)
 
 
 @pytest.mark.parametrize("command", [("up", "--engine", "echo"), ("engine", "echo", "--wait", "50")])
@@ -164,7 +169,7 @@ def test_an_engine_that_is_loading_ends_with_a_daemon_that_is_told_to(home: Path
         began = time.monotonic()
         up.process.send_signal(signal.SIGTERM)
         assert up.wait() == 0
-        assert time.monotonic() - began < 3.0, "it was waited for"
+        assert time.monotonic() - began < AT_ONCE_S, "it was waited for"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -197,7 +202,7 @@ def test_an_engine_that_waits_or_loads_ends_at_once(home: Path, number: signal.S
             began = time.monotonic()
             engine.process.send_signal(number)
             assert engine.wait() == status
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < AT_ONCE_S
             assert no_traceback(engine.err)
 
 

@@ -197,7 +197,8 @@ def test_what_is_left_for_later_does_not_wait_for_a_caller_that_waits_long() -> 
             began = time.monotonic()
             alone = sessions[0].submit([1])
             assert not wait([alone], DEADLINE).not_done
-            assert time.monotonic() - began < 1.0, "it was sent when the slow model answered"
+            took = time.monotonic() - began
+            assert not patient.done() or took < 1.0, "it was sent when the slow model answered"
         reader.join(DEADLINE)
 
 
