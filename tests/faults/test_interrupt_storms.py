@@ -33,6 +33,8 @@ pytestmark = [
 
 DEADLINE = 10.0
 STORM_S = 2.5
+LONGEST_STORM_S = 60.0
+LEAST_ENDED = 20
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def storm(
     end = time.monotonic() + STORM_S
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.005)
-        while time.monotonic() < end:
+        # A busy machine may take longer for as many.
+        while (now := time.monotonic()) < end or (ended <= LEAST_ENDED and now < end + LONGEST_STORM_S):
             try:
                 does()
             except error:
@@ -108,7 +111,7 @@ def test_alarms_around_a_client(cluster: shmsched.Cluster, interruptible: None) 
         clients[0].close()
         clients[0] = shmsched.Client(socket=cluster.socket)
 
-    assert storm(does, restores) > 20
+    assert storm(does, restores) > LEAST_ENDED
     with clients[0], clients[0].open_session(timeout=DEADLINE) as session:
         assert list(session.generate([1], max_new_tokens=2)) == echoes([1], 2)
         _nothing_is_left(cluster, [1])
@@ -145,7 +148,7 @@ def test_alarms_around_a_loop_that_begins_anew(
         warnings.simplefilter("ignore")
         # Nothing else ends a loop: asyncio keeps other exceptions to itself, and loses the task. While it runs: one that is struck as
         # it begins or ends may say for ever that it runs, and asyncio begins no other one.
-        assert storm(does, lambda: None, Interrupt, asyncio.BaseEventLoop._run_once) > 20
+        assert storm(does, lambda: None, Interrupt, asyncio.BaseEventLoop._run_once) > LEAST_ENDED
     gc.collect()
     asyncio.run(use())
     _nothing_is_left(cluster, [])
