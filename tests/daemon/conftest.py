@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from fuzz.world import LIMITS, World
+from support.world import World, of_settings
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World(replace(LIMITS, streamed_tokens=64))
-    yield world
-    world.everybody_leaves()
-    world.close()
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Parametrized with settings of the daemon."""
+    with of_settings(**getattr(request, "param", {})) as world:
+        yield world

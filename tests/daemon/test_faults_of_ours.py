@@ -11,13 +11,12 @@ from shmsched.daemon import lookout
 from shmsched.daemon.batches_in_hand import BatchesInHand
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
-from shmsched.memory.layouts import SAMPLING, StepStatus
+from shmsched.memory.layouts import StepStatus
 from shmsched.wire import frames
-from shmsched.wire.frames import StepDescriptor, StepFlags
 
-from fuzz.peers import HONEST_OFFER, ClientPeer, EnginePeer
-from fuzz.world import World
-from processes.leftovers import wait_until
+from support.peers.client import ClientPeer
+from support.peers.engine import EnginePeer
+from support.world import World
 
 STREAM, NO_STREAM = 3, 0
 
@@ -34,17 +33,8 @@ class Pair:
         self.clients: list[ClientPeer] = []
         self.engines: list[EnginePeer] = []
         for model in ("m", "n"):
-            client, engine = ClientPeer(world.socket), EnginePeer(world.socket)
-            world.clients.append(client)
-            world.engines.append(engine)
-            engine.say(HONEST_OFFER._replace(model=model))
-            engine.say(frames.Ready(0.0))
-            world.turn()
-            client.say(frames.OpenSession(1, 0, model, b""))
-            world.turn()
-            engine.say(frames.SlotOpened(*engine.openings.pop()))
-            world.turn()
-            assert client.positions == {1: 0}
+            client, engine = world.add_client(), world.add_engine(model)
+            world.open_session(client, engine, 1, model)
             self.clients.append(client)
             self.engines.append(engine)
 
@@ -56,18 +46,11 @@ class Pair:
 
     def submit(self, which: int, position: int, further: int = NO_STREAM) -> None:
         client = self.clients[which]
-        client.request += 1
-        client.tokens += 1
-        step = StepDescriptor(
-            client.request, 1, 1, position, 1, StepFlags.SAMPLED, SAMPLING.pack(0, 0.0, 1.0, 0), 0, further, 0, 0.0
-        )
-        client.say(frames.Submit(client.tokens, *client.cursors, [step], ()))
+        client.submit(client.step(position, further=further))
 
     def answer(self, which: int) -> None:
         engine = self.engines[which]
-        batch = engine.batches.pop(0)
-        engine.give(batch, StepStatus.DONE)
-        engine.say(frames.Done(batch, ()))
+        engine.give(engine.batches.pop(0), StepStatus.DONE)
 
     def faults(self) -> list[BaseException]:
         """Those that the daemon has said, which are expected here."""
@@ -208,11 +191,9 @@ def test_a_fault_in_the_end_of_a_connection_leaves_the_loop_and_the_others(
 
 
 def test_an_answer_that_was_written_and_not_announced_is_noticed_and_announced(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world, daemon, said = pair.world, pair.world.daemon, []
-    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
-    daemon.lookout._log = said.append
+    world, daemon = pair.world, pair.world.daemon
     pair.submit(0, 0)
     world.turn()
     forgotten = pair.links[0]
@@ -224,34 +205,28 @@ def test_an_answer_that_was_written_and_not_announced_is_noticed_and_announced(
     assert forgotten.has_unannounced
     monkeypatch.undo()
 
-    def announced() -> bool:
-        world.turn()
-        return pair.clients[0].cursors[0] == 1
-
-    wait_until(announced, "the lookout to have the client told")
-    assert len(said) == 1
-    assert "answers to client" in said[0]
+    for _ in range(lookout.FORGOTTEN):
+        assert pair.clients[0].cursors[0] == 0
+        world.pass_time(lookout.LOOK_S)
+    assert pair.clients[0].cursors[0] == 1, "the lookout did not have the client told"
+    assert capfd.readouterr().err.count("answers to client") == 1
 
 
 def test_an_engine_that_was_not_given_its_steps_is_noticed_and_given_them(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    world, daemon, said = pair.world, pair.world.daemon, []
-    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
-    daemon.lookout._log = said.append
+    world, daemon = pair.world, pair.world.daemon
     monkeypatch.setattr(daemon, "_give_batches", daemon.touched_engines.clear)
     pair.submit(0, 0)
     world.turn()
     assert not pair.engines[0].batches
     monkeypatch.undo()
 
-    def given() -> bool:
-        world.turn()
-        return bool(pair.engines[0].batches)
-
-    wait_until(given, "the lookout to have the engine given its batch")
-    assert len(said) == 1
-    assert "1 step queued" in said[0]
+    for _ in range(lookout.FORGOTTEN):
+        assert not pair.engines[0].batches
+        world.pass_time(lookout.LOOK_S)
+    assert pair.engines[0].batches, "the lookout did not have the engine given its batch"
+    assert capfd.readouterr().err.count("1 step queued") == 1
 
 
 @pytest.mark.parametrize("engine_first", [True, False])

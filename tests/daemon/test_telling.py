@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import time
+from shmsched.daemon.telling import PAUSE_S
 
-import pytest
-
-from shmsched.daemon import telling
-from shmsched.daemon.client_link import ClientLink
-
-from faults.generating import DONE, STOP, Generations
-from fuzz.world import World
-from processes.leftovers import wait_until
+from support.generations import DONE, STOP, Generations
+from support.world import World
 
 
 def told(pair: Generations) -> tuple[int, int]:
@@ -20,63 +14,38 @@ def told(pair: Generations) -> tuple[int, int]:
     return records, streamed
 
 
-def link_of(world: World) -> ClientLink:
-    (link,) = world.daemon.clients.links.values()
-    return link
-
-
-@pytest.fixture
-def pause(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Long enough for a few turns in a test."""
-    monkeypatch.setattr(telling, "PAUSE_S", 0.3)
-    return 0.3
-
-
-@pytest.mark.usefixtures("pause")
 def test_tokens_of_generations_that_go_on_are_told_together_after_a_pause(world: World) -> None:
     pair = Generations(world)
     pair.answer(1, (DONE, 5), (DONE, 6))
     assert told(pair) == (0, 2), "nothing was told just before, so there is nothing to wait for"
-    began = time.monotonic()
     for batch in (2, 3):
         pair.answer(batch, (DONE, 5), (DONE, 6))
-    if time.monotonic() < began + 0.2:
-        assert told(pair) == (0, 2)
-
-    def all_told() -> bool:
-        world.turn()
-        return told(pair) == (0, 6)
-
-    wait_until(all_told, "the client to be told")
+    world.pass_time(0.9 * PAUSE_S)
+    assert told(pair) == (0, 2)
+    world.pass_time(0.2 * PAUSE_S)
+    assert told(pair) == (0, 6)
     # Afterwards, as before.
-    link_of(world)._told_at = 0.0
+    world.pass_time(1.1 * PAUSE_S)
     pair.answer(4, (DONE, 5), (DONE, 6))
     assert told(pair) == (0, 8)
     pair.answer(5, (DONE, 5), (DONE, 6))
-
-    def told_again() -> bool:
-        world.turn()
-        return told(pair) == (0, 10)
-
-    wait_until(told_again, "the client to be told once more")
+    assert told(pair) == (0, 8)
+    world.pass_time(1.1 * PAUSE_S)
+    assert told(pair) == (0, 10)
 
 
-@pytest.mark.usefixtures("pause")
 def test_the_end_of_a_generation_is_told_at_once_and_what_came_before_it_with_it(world: World) -> None:
     pair = Generations(world)
     pair.answer(1, (DONE, 5), (DONE, 6))
-    link_of(world)._told_at = time.monotonic() + 100.0
     pair.answer(2, (DONE, 5), (DONE, 6))
     assert told(pair) == (0, 2)
     pair.answer(3, (DONE, STOP), (DONE, 6))
     assert told(pair) == (1, 5)
 
 
-@pytest.mark.usefixtures("pause")
 def test_many_tokens_are_told_at_once(world: World) -> None:
     pair = Generations(world, further=(18, 18))
     pair.answer(1, (DONE, 5), (DONE, 6))
-    link_of(world)._told_at = time.monotonic() + 100.0
     for batch in range(2, 10):
         pair.answer(batch, (DONE, 5), (DONE, 6))
         assert told(pair) == (0, 2)
@@ -84,35 +53,28 @@ def test_many_tokens_are_told_at_once(world: World) -> None:
     assert told(pair) == (0, 20), "a quarter of the room was filled without a word"
 
 
-@pytest.mark.usefixtures("pause")
 def test_chunks_behind_which_there_is_more_of_the_prompt_are_told_with_something_else(world: World) -> None:
     pair = Generations(world, further=(0, 0))
     pair.answer(1, (DONE, 5), (DONE, 6))
     assert told(pair) == (2, 0)
     # Chunks of four tokens, and room for three of them in a batch. Only the last one has a row.
     pair.submit_chunks(1, [(1 + 4 * i, 4, int(i == 4), i < 4) for i in range(5)])
-    link_of(world)._told_at = 0.0
+    world.pass_time(1.1 * PAUSE_S)
     pair.answer(2, *[(DONE, 0)] * 3)
     assert told(pair) == (2, 0), "the client was woken for nothing that it waits for"
     pair.answer(3, (DONE, 5), (DONE, 7))
     assert told(pair) == (7, 0)
 
 
-@pytest.mark.usefixtures("pause")
 def test_chunks_are_told_after_a_pause_where_nothing_else_is(world: World) -> None:
     pair = Generations(world, further=(0, 0))
     pair.answer(1, (DONE, 5), (DONE, 6))
     pair.submit_chunks(1, [(1 + 4 * i, 4, int(i == 4), i < 4) for i in range(5)])
     pair.answer(2, *[(DONE, 0)] * 3)
-
-    def all_told() -> bool:
-        world.turn()
-        return told(pair) == (5, 0)
-
-    wait_until(all_told, "the client to be told of three chunks")
+    world.pass_time(1.1 * PAUSE_S)
+    assert told(pair) == (5, 0)
 
 
-@pytest.mark.usefixtures("pause")
 def test_submissions_without_output_are_told_at_once_though_there_are_more(world: World) -> None:
     """Somebody may wait for each of them."""
     pair = Generations(world, further=(0, 0))
@@ -123,16 +85,10 @@ def test_submissions_without_output_are_told_at_once_though_there_are_more(world
     assert told(pair) == (5, 0)
 
 
-@pytest.mark.usefixtures("pause")
 def test_one_timer_is_enough_for_all_that_is_told_later(world: World) -> None:
     pair = Generations(world, further=(30, 30))
     pair.answer(1, (DONE, 5), (DONE, 6))
-    link_of(world)._told_at = time.monotonic() + 100.0
-    before = timers(world)
+    before = world.timers
     for batch in range(2, 8):
         pair.answer(batch, (DONE, 5), (DONE, 6))
-    assert timers(world) <= before + 1
-
-
-def timers(world: World) -> int:
-    return sum(timer.pending for _, _, timer in world.daemon.loop._timers)
+    assert world.timers <= before + 1

@@ -15,9 +15,9 @@ from shmsched.memory.layouts import StepStatus
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 
-from faults.by_hand import VOCAB, EngineByHand
 from processes import engines as moods
 from processes.leftovers import wait_until
+from support.peers.by_hand import VOCAB, EngineByHand
 
 DEADLINE = 30.0
 

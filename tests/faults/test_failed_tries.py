@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from shmsched.wire.codec import pack
 from shmsched.wire.framing import framed
 
 from faults.limits import no_further_process
+from support.peers.daemon import Answering
 
 TRIES = 20
 DEADLINE = 30.0
@@ -54,37 +54,6 @@ def leaves_nothing(attempt: Callable[[Path], None], path: Path, error: type[Base
             attempt(path)
         assert held() <= before
     assert held() <= before
-
-
-class Answering:
-    """A socket on which whoever connects gets these bytes, and then the end of the stream."""
-
-    def __init__(self, path: Path, data: bytes) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        os.chmod(path, 0o600)
-        self._listener.listen(64)
-        self._data = data
-        self._thread = threading.Thread(target=self._answer)
-        self._thread.start()
-
-    def _answer(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            with peer:
-                peer.recv(1 << 16)
-                peer.sendall(self._data)
-
-    def __enter__(self) -> Answering:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(DEADLINE)
 
 
 WAYS = [pytest.param(sync, id="Client"), pytest.param(asynchronous, id="AsyncClient")]
@@ -122,6 +91,7 @@ WITHOUT_THREADS = """
 import os, sys
 import shmsched
 from faults.limits import no_further_process
+from support.peers.daemon import Answering
 from faults.test_failed_tries import leaves_nothing, sync
 
 sync(sys.argv[1])

@@ -4,7 +4,6 @@ the engine and the scheduler agree on what was run. The engine's side is played 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,22 +17,19 @@ from shmsched.memory.layouts import BatchSlotLayout
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
 
-from faults.generating import DEFERRED, DONE, FAILED, STOP, Generations
-from fuzz.world import LIMITS, World
+from support.generations import DEFERRED, DONE, FAILED, STOP, Generations
+from support.world import World, of_settings
 
 
 @pytest.fixture
-def streamed_tokens() -> int:
-    """For how many there is room. No client reads here."""
-    return 64
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Parametrized with settings of the daemon, and for how many tokens of generations there is room: no client reads here."""
+    with of_settings(**getattr(request, "param", {})) as world:
+        yield world
 
 
-@pytest.fixture
-def world(streamed_tokens: int) -> Iterator[World]:
-    world = World(replace(LIMITS, streamed_tokens=streamed_tokens))
-    yield world
-    world.everybody_leaves()
-    world.close()
+LINGERS = pytest.mark.parametrize("world", [{"linger_share": 0.5}], indirect=True, ids=["lingers"])
+STEP_S = 1.0
 
 
 def test_the_engine_has_the_next_batch_before_it_has_ended_one(world: World) -> None:
@@ -153,8 +149,9 @@ def test_the_engine_is_not_sent_ahead_while_a_client_may_come_back_for_the_same_
     assert pair.engine.batches == [1]
 
 
+@LINGERS
 def test_the_engine_is_not_sent_ahead_while_a_session_is_expected_back(world: World) -> None:
-    pair = Generations(world, linger_share=0.5)
+    pair = Generations(world, step_s=STEP_S)
     pair.answer(1, (DONE, STOP), (DONE, 6))
     assert pair.engine.batches == [2]
     pair.submit((1, 1, 0))
@@ -173,7 +170,7 @@ def test_the_engine_is_not_sent_ahead_of_steps_that_wait(world: World) -> None:
     assert pair.engine.batches == [3, 4]
 
 
-@pytest.mark.parametrize("streamed_tokens", [3])
+@pytest.mark.parametrize("world", [{"streamed_tokens": 3}], indirect=True, ids=str)
 def test_the_engine_is_not_sent_ahead_of_a_client_that_does_not_read(world: World) -> None:
     """What follows would wait until it has read: the engine would run it in vain, each time."""
     pair = Generations(world)
@@ -190,9 +187,10 @@ def test_the_engine_is_not_sent_ahead_of_a_client_that_does_not_read(world: Worl
     assert given * 2 - counts.completed <= 2, "steps were run that nobody had room for"
 
 
+@LINGERS
 def test_a_client_that_is_gone_is_asked_for_nothing(world: World) -> None:
     """Its steps are still in the engine's batch; what it had is not there any more."""
-    pair = Generations(world, linger_share=0.5)
+    pair = Generations(world, step_s=STEP_S)
     pair.answer(1, (DONE, STOP), (DONE, 6))
     assert pair.engine.batches == [2]
     world.leave(pair.client)

@@ -19,14 +19,16 @@ from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import SAMPLING, StepStatus
 from shmsched.wire import frames
 from shmsched.wire.codec import pack
-from shmsched.wire.frames import StepDescriptor, StepFlags
 from shmsched.wire.framing import framed
 
 from faults.decoding import DEADLINE, VOCAB, Decoding
-from fuzz.peers import HONEST_OFFER, U32, U64, ClientPeer, EnginePeer, Stranger, hello
 from processes.leftovers import wait_until
+from support.peers.client import ClientPeer
+from support.peers.connection import Stranger, hello
+from support.peers.engine import HONEST_OFFER, EnginePeer
 
 NOBODY = 65534
+U32, U64 = 2**32 - 1, 2**64 - 1
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +96,15 @@ class Heard(ClientPeer):
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.told if isinstance(message, kind)]
 
-    def submit(
+    def lie(
         self,
         tokens_written: int = 1,
         cursors: tuple[int, int, int] = (0, 0, 0),
         stops: tuple[int, ...] = (),
         **lies: Any,
     ) -> None:
-        d = StepDescriptor(1, 1, 1, 0, 1, StepFlags.SAMPLED, SAMPLING.pack(0, 0.0, 1.0, 0), 0)._replace(**lies)
-        self.say(frames.Submit(tokens_written, *cursors, [d], stops))
+        step = self.step()._replace(**{"request": 1, **lies})
+        self.submit(step, stop_tokens=stops, tokens_written=tokens_written, cursors=cursors)
 
 
 @pytest.fixture
@@ -115,17 +117,17 @@ def liar(cluster: shmsched.Cluster, honest: Decoding) -> Iterator[Heard]:
 CUT_SHORT = pack(frames.OpenSession(5, 0, "", b""))[:-1] + b"\x7f"
 NO_TEXT = pack(frames.OpenSession(5, 0, "ab", b"")).replace(b"ab", b"\xff\xfe")
 LET_GO = {
-    "tokens never written": (lambda c: c.submit(tokens_written=0), "0 tokens|token ring is written up to 0"),
-    "tokens beyond the ring": (lambda c: c.submit(tokens_written=U32, n_tokens=U32), "4294967295 tokens are announced"),
-    "the token cursor backwards": (lambda c: c.submit(tokens_written=U64), "token ring is written up to 18446744073709551615"),
-    "records read that were not written": (lambda c: c.submit(cursors=(1, 0, 0)), "read up to 1/0 were never written"),
-    "results read that were not written": (lambda c: c.submit(cursors=(0, U64, 0)), "were never written"),
-    "streamed tokens read that were not written": (lambda c: c.submit(cursors=(0, 0, 1)), "streamed tokens read up to 1"),
+    "tokens never written": (lambda c: c.lie(tokens_written=0), "0 tokens|token ring is written up to 0"),
+    "tokens beyond the ring": (lambda c: c.lie(tokens_written=U32, n_tokens=U32), "4294967295 tokens are announced"),
+    "the token cursor backwards": (lambda c: c.lie(tokens_written=U64), "token ring is written up to 18446744073709551615"),
+    "records read that were not written": (lambda c: c.lie(cursors=(1, 0, 0)), "read up to 1/0 were never written"),
+    "results read that were not written": (lambda c: c.lie(cursors=(0, U64, 0)), "were never written"),
+    "streamed tokens read that were not written": (lambda c: c.lie(cursors=(0, 0, 1)), "streamed tokens read up to 1"),
     "consumed beyond what was written": (lambda c: c.say(frames.Consumed(0, 0, U64)), "streamed tokens read up to"),
-    "stop tokens that do not come": (lambda c: c.submit(n_stop_tokens=2), "0 stop tokens came"),
-    "stop tokens that nobody announced": (lambda c: c.submit(stops=(1, 2)), "2 stop tokens came"),
-    "a request number of 0": (lambda c: c.submit(request=0), "step 0 comes after step 0"),
-    "a request number twice": (lambda c: [c.submit(), c.submit(tokens_written=2)], "step 1 comes after step 1"),
+    "stop tokens that do not come": (lambda c: c.lie(n_stop_tokens=2), "0 stop tokens came"),
+    "stop tokens that nobody announced": (lambda c: c.lie(stops=(1, 2)), "2 stop tokens came"),
+    "a request number of 0": (lambda c: c.lie(request=0), "step 0 comes after step 0"),
+    "a request number twice": (lambda c: [c.lie(), c.lie(tokens_written=2)], "step 1 comes after step 1"),
     "the same session twice": (lambda c: c.say(frames.OpenSession(1, 0, "echo", b"")), "session 1 is open already"),
     "a fork onto itself": (lambda c: c.say(frames.ForkSession(1, 1, 0)), "session 1 is open already"),
     "options too long": (lambda c: c.say(frames.OpenSession(2, 0, "echo", bytes(65537))), "options of 65537 bytes"),
@@ -180,11 +182,11 @@ REJECTED = {
 @pytest.mark.parametrize("what", REJECTED)
 def test_a_step_that_cannot_be_is_rejected_and_the_client_goes_on(liar: Heard, what: str) -> None:
     lies, code = REJECTED[what]
-    liar.submit(**lies)
+    liar.lie(**lies)
     liar.wait_for(lambda: liar.of(frames.Failed), "an answer")
     (failed,) = liar.of(frames.Failed)
     assert (failed.code, failed.requests) == (code, (1,))
-    liar.submit(tokens_written=2, request=2)
+    liar.lie(tokens_written=2, request=2)
     liar.wait_for(lambda: liar.cursors[0] == 1, "the next step to complete")
 
 
@@ -198,9 +200,9 @@ def test_rows_that_lie_in_the_arena_for_one_model_are_looked_at_anew_for_another
         client.wait_for(lambda: client.of(frames.Arena), "the arena")
         rows: dict[str, Any] = {"flags": 0, "rows_offset": 3584}
         for i in range(3):
-            client.submit(i + 1, (i, 0, 0), request=i + 1, position=i, **rows)
+            client.lie(i + 1, (i, 0, 0), request=i + 1, position=i, **rows)
             client.wait_for(lambda n=i: client.cursors[0] == n + 1, "the logits")  # type: ignore[misc]
-        client.submit(4, (3, 0, 0), request=4, session=2, **rows)
+        client.lie(4, (3, 0, 0), request=4, session=2, **rows)
         client.wait_for(lambda: client.of(frames.Failed), "its refusal")
         (failed,) = client.of(frames.Failed)
         assert failed.code == ErrorCode.INVALID_REQUEST
@@ -210,19 +212,19 @@ def test_rows_that_lie_in_the_arena_for_one_model_are_looked_at_anew_for_another
 
 def test_stop_tokens_of_a_step_that_nothing_follows_are_read_past_each_time(liar: Heard) -> None:
     for i in range(3):
-        liar.submit(i + 1, (i, 0, 0), (7,), request=i + 1, position=i, n_stop_tokens=1)
+        liar.lie(i + 1, (i, 0, 0), (7,), request=i + 1, position=i, n_stop_tokens=1)
         liar.wait_for(lambda n=i: liar.cursors[0] == n + 1, "the answer")  # type: ignore[misc]
 
 
 def test_too_many_stop_tokens_are_rejected(liar: Heard) -> None:
-    liar.submit(further=1, n_stop_tokens=17, stops=tuple(range(17)))
+    liar.lie(further=1, n_stop_tokens=17, stops=tuple(range(17)))
     liar.wait_for(lambda: liar.of(frames.Failed), "an answer")
     assert "17 stop tokens; at most 16" in liar.of(frames.Failed)[0].message
 
 
 @pytest.mark.parametrize("deadline", [-1.0, -1e308, 1e-300])
 def test_a_deadline_that_has_passed_fails_the_step_or_is_too_late_to_matter(liar: Heard, deadline: float) -> None:
-    liar.submit(deadline=deadline)
+    liar.lie(deadline=deadline)
     liar.wait_for(lambda: liar.cursors[0] or liar.of(frames.Failed), "an answer")
     assert [f.code for f in liar.of(frames.Failed)] in ([], [ErrorCode.DEADLINE_EXCEEDED])
 
@@ -244,8 +246,8 @@ def test_what_another_client_has_is_out_of_reach(honest: Decoding, liar: Heard) 
 def test_nothing_follows_a_generation_and_a_client_that_never_reads_stalls_it(
     cluster: shmsched.Cluster, honest: Decoding, liar: Heard
 ) -> None:
-    liar.submit(further=90)
-    liar.submit(tokens_written=2, request=2, position=1)
+    liar.lie(further=90)
+    liar.lie(tokens_written=2, request=2, position=1)
     liar.wait_for(lambda: liar.of(frames.Failed), "an answer")
     assert "session 1 is generating" in liar.of(frames.Failed)[0].message
     liar.wait_for(lambda: liar.cursors[0] == 1, "the generation to end")
@@ -262,7 +264,7 @@ def test_descriptors_that_nobody_asked_for_are_not_taken(
     for _ in range(50):
         liar.say_with_descriptors(frames.Consumed(0, 0, 0), 10)
         honest.go_on(1)
-    liar.submit()
+    liar.lie()
     liar.wait_for(lambda: liar.cursors[0] == 1, "a step to complete after all these")
     assert held() == before
 
@@ -279,7 +281,7 @@ def test_half_a_frame_and_no_more(cluster: shmsched.Cluster, honest: Decoding) -
 def test_tokens_and_completions_that_their_client_changes_later_hurt_it_alone(honest: Decoding, liar: Heard) -> None:
     memory = np.frombuffer(liar.memory, np.uint8)
     for request in range(1, 60):
-        liar.submit(tokens_written=request, request=request, position=request - 1, cursors=(*liar.cursors[:2], 0))
+        liar.lie(tokens_written=request, request=request, position=request - 1, cursors=(*liar.cursors[:2], 0))
         memory[:] = 255 if request % 2 else 0
         liar.wait_for(lambda n=request: liar.cursors[0] + len(liar.of(frames.Failed)) >= n, "an answer, whatever it is")
         if liar.of(frames.Failed):
@@ -374,9 +376,7 @@ class HostileEngine(EnginePeer):
 
     def answer_by(self, status: int, token: int, messages: tuple[str, ...] = ()) -> None:
         batch = self.batches.pop(0)
-        at = self.slot_of(batch)
-        np.frombuffer(self.memory, np.uint8, 1, at + self.layout.statuses_offset)[:] = status
-        np.frombuffer(self.memory, np.int32, 1, at + self.layout.ids_offset)[:] = token
+        self.slots.put(batch, [status], [token])
         self.say(frames.Done(batch, messages))
 
 

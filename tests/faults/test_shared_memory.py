@@ -24,9 +24,9 @@ from shmsched.wire import frames
 from shmsched.wire.link import Link
 from shmsched.workers.echo import advance, answer
 
-from faults.by_hand import EngineByHand
 from processes.engines import Moody
 from processes.leftovers import shm_names, wait_until
+from support.peers.by_hand import EngineByHand
 
 VOCAB = 1000
 DEADLINE = 30.0

@@ -11,10 +11,10 @@ import pytest
 import shmsched
 from shmsched.memory.layouts import StepStatus
 
-from faults.by_hand import DEADLINE, EngineByHand
 from faults.decoding import VOCAB
 from processes import engines as moods
 from processes.leftovers import wait_until
+from support.peers.by_hand import DEADLINE, EngineByHand
 
 MOODY = f"{moods.__file__}:Moody"
 SOON = 0.05

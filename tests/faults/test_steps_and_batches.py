@@ -18,9 +18,9 @@ from shmsched.errors import ErrorCode
 from shmsched.wire import frames
 from shmsched.workers.echo import advance, answer
 
-from faults.by_hand import EngineByHand
 from faults.watched import Record
 from processes.leftovers import wait_until
+from support.peers.by_hand import EngineByHand
 
 VOCAB = 1000
 DEADLINE = 30.0

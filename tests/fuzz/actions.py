@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from shmsched.wire import codec, frames
@@ -10,8 +9,9 @@ from shmsched.wire.codec import pack
 from shmsched.wire.framing import framed
 
 from fuzz.choices import ByteChoices, Choices, Exhausted, one_of
-from fuzz.peers import ClientPeer, ControlPeer, EnginePeer, Stranger, hello
-from fuzz.world import World
+from fuzz.liars import LyingClient, LyingEngine
+from support.peers.connection import ControlPeer, Stranger, hello
+from support.world import World
 
 KINDS = sorted(codec._by_kind)
 MOST_PEERS = 9
@@ -20,12 +20,12 @@ Action = Callable[[World, Choices], None]
 
 def client_connects(world: World, c: Choices) -> None:
     if len(world.peers) < MOST_PEERS:
-        world.clients.append(ClientPeer(world.socket))
+        world.clients.append(LyingClient(world.socket, world.clock.now))
 
 
 def engine_connects(world: World, c: Choices) -> None:
     if len(world.peers) < MOST_PEERS:
-        engine = EnginePeer(world.socket)
+        engine = LyingEngine(world.socket)
         world.engines.append(engine)
         if c.below(8):
             engine.offer(c)
@@ -93,10 +93,10 @@ def someone_reads_or_does_not(world: World, c: Choices) -> None:
 
 
 def time_passes(world: World, c: Choices) -> None:
-    time.sleep(0.0015)
+    world.clock.advance(0.0015)
 
 
-def a_client(does: Callable[[ClientPeer, Choices], None]) -> Action:
+def a_client(does: Callable[[LyingClient, Choices], None]) -> Action:
     def act(world: World, c: Choices) -> None:
         if world.clients:
             does(one_of(c, world.clients), c)
@@ -107,7 +107,7 @@ def a_client(does: Callable[[ClientPeer, Choices], None]) -> Action:
     return act
 
 
-def an_engine(does: Callable[[EnginePeer, Choices], None]) -> Action:
+def an_engine(does: Callable[[LyingEngine, Choices], None]) -> Action:
     def act(world: World, c: Choices) -> None:
         if world.engines:
             does(one_of(c, world.engines), c)
@@ -118,19 +118,19 @@ def an_engine(does: Callable[[EnginePeer, Choices], None]) -> Action:
     return act
 
 
-SUBMIT = a_client(ClientPeer.submit)
-ANSWER = an_engine(EnginePeer.answer)
-ANSWER_BATCH = an_engine(EnginePeer.answer_batch)
-ANSWER_OPENING = an_engine(EnginePeer.answer_opening)
+SUBMIT = a_client(LyingClient.submit_any)
+ANSWER = an_engine(LyingEngine.answer_any)
+ANSWER_BATCH = an_engine(LyingEngine.answer_batch)
+ANSWER_OPENING = an_engine(LyingEngine.answer_opening)
 ACTIONS: tuple[Action, ...] = (
     client_connects, engine_connects, control_asks, stranger_connects, someone_leaves, someone_says_anything,
     someone_reads_or_does_not, time_passes,
-    a_client(ClientPeer.open_session), a_client(ClientPeer.open_session), a_client(ClientPeer.fork_session),
-    a_client(ClientPeer.open_session), a_client(ClientPeer.close_session), a_client(ClientPeer.cancel), a_client(ClientPeer.halt),
-    a_client(ClientPeer.consumed), a_client(ClientPeer.open_arena), a_client(ClientPeer.scribble),
+    a_client(LyingClient.open_session), a_client(LyingClient.open_session), a_client(LyingClient.fork_session),
+    a_client(LyingClient.open_session), a_client(LyingClient.close_session), a_client(LyingClient.cancel), a_client(LyingClient.halt),
+    a_client(LyingClient.consumed), a_client(LyingClient.open_arena), a_client(LyingClient.scribble),
     SUBMIT, SUBMIT, SUBMIT, SUBMIT, SUBMIT, SUBMIT, SUBMIT, SUBMIT,
-    an_engine(EnginePeer.offer), an_engine(EnginePeer.start), an_engine(EnginePeer.defer_all),
-    an_engine(EnginePeer.scribble),
+    an_engine(LyingEngine.offer), an_engine(LyingEngine.start), an_engine(LyingEngine.defer_all),
+    an_engine(LyingEngine.scribble),
     ANSWER_OPENING, ANSWER_BATCH, ANSWER, ANSWER, ANSWER, ANSWER, ANSWER, ANSWER, ANSWER,
 )  # fmt: skip
 
@@ -140,6 +140,10 @@ def act(world: World, c: Choices) -> None:
     one_of(c, ACTIONS)(world, c)
     world.turn()
     world.check()
+
+
+def lying_world(**settings: int) -> World:
+    return World(client_type=LyingClient, engine_type=LyingEngine, **settings)
 
 
 def act_on(world: World, data: bytes) -> None:

@@ -16,12 +16,11 @@ os.environ["SHMSCHED_INTERPRETED"] = "1"  # coverage sees Python alone
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 with atheris.instrument_imports(include=["shmsched.daemon", "shmsched.wire", "shmsched.dataplane"]):
-    from fuzz.actions import act_on
-    from fuzz.world import World
+    from fuzz.actions import act_on, lying_world
 
 
 def main() -> None:
-    world = World()
+    world = lying_world()
     atheris.Setup(sys.argv, lambda data: act_on(world, data))
     atheris.Fuzz()
 

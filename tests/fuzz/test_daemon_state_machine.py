@@ -12,15 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fuzz import actions
 from fuzz.choices import DrawnChoices
-from fuzz.peers import ClientPeer, EnginePeer
-from fuzz.world import World
+from fuzz.liars import LyingClient, LyingEngine
+from support.world import World
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    world = World()
+    world = actions.lying_world()
     yield world
     world.close()
 
@@ -65,22 +65,22 @@ class Peers(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_client_opens_or_closes(self, data: st.DataObject) -> None:
-        does = (ClientPeer.open_session, ClientPeer.fork_session, ClientPeer.close_session, ClientPeer.open_arena)
+        does = (LyingClient.open_session, LyingClient.fork_session, LyingClient.close_session, LyingClient.open_arena)
         self._do(actions.a_client(data.draw(st.sampled_from(does))), data)
 
     @rule(data=st.data())
     def a_client_ends_or_reads(self, data: st.DataObject) -> None:
-        does = (ClientPeer.cancel, ClientPeer.halt, ClientPeer.consumed, ClientPeer.scribble)
+        does = (LyingClient.cancel, LyingClient.halt, LyingClient.consumed, LyingClient.scribble)
         self._do(actions.a_client(data.draw(st.sampled_from(does))), data)
 
     @rule(data=st.data())
     def an_engine_answers_a_batch(self, data: st.DataObject) -> None:
-        does = (EnginePeer.answer, EnginePeer.answer, EnginePeer.defer_all, EnginePeer.scribble)
+        does = (LyingEngine.answer_any, LyingEngine.answer_any, LyingEngine.defer_all, LyingEngine.scribble)
         self._do(actions.an_engine(data.draw(st.sampled_from(does))), data)
 
     @rule(data=st.data())
     def an_engine_answers_an_opening(self, data: st.DataObject) -> None:
-        does = (EnginePeer.answer_opening, EnginePeer.start, EnginePeer.offer)
+        does = (LyingEngine.answer_opening, LyingEngine.start, LyingEngine.offer)
         self._do(actions.an_engine(data.draw(st.sampled_from(does))), data)
 
     @invariant()

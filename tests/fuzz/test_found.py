@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,22 +11,23 @@ import pytest
 
 from shmsched.daemon.state import Step
 from shmsched.dataplane.step import StepState
-from shmsched.memory.layouts import SAMPLING, StepStatus
+from shmsched.memory.layouts import StepStatus
 from shmsched.wire import frames
-from shmsched.wire.frames import StepDescriptor, StepFlags
 
-from fuzz.actions import act_on
-from fuzz.peers import HONEST_OFFER, ClientPeer, EnginePeer, Stranger
+from fuzz.actions import act_on, lying_world
 from fuzz.streams import read_stream
-from fuzz.world import LIMITS, MOST_CLIENTS, World
+from support.peers.connection import Stranger
+from support.peers.engine import HONEST_OFFER, EnginePeer
+from support.world import LIMITS, MOST_CLIENTS, World
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 CORPUS = Path(__file__).parent / "corpus"
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Parametrized with settings of the daemon."""
+    world = lying_world(**getattr(request, "param", {}))
     yield world
     world.everybody_leaves()
     world.close()
@@ -44,34 +44,12 @@ class Pair:
     def submit(
         self, *, further: int = 0, deadline: float = 0.0, position: int = 0, session: int = 1, n: int = 1
     ) -> None:
-        client = self.client
-        steps = []
-        for i in range(n):
-            client.request += 1
-            client.tokens += 1
-            steps.append(
-                StepDescriptor(
-                    client.request,
-                    session,
-                    1,
-                    position + i,
-                    1,
-                    StepFlags.SAMPLED,
-                    SAMPLING.pack(0, 0.0, 1.0, 0),
-                    0,
-                    further,
-                    0,
-                    deadline,
-                )
-            )
-        client.say(frames.Submit(client.tokens, *client.cursors[:2], 0, steps))
+        steps = [self.client.step(position + i, session=session, further=further, deadline=deadline) for i in range(n)]
+        self.client.submit_unread(*steps)
         self.world.turn()
 
     def answer(self, status: StepStatus = StepStatus.DONE) -> None:
-        engine = self.engine
-        batch = engine.batches.pop(0)
-        engine.give(batch, status)
-        engine.say(frames.Done(batch, ()))
+        self.engine.give(self.engine.batches.pop(0), status)
         self.world.turn()
 
     def cancel(self) -> None:
@@ -127,7 +105,7 @@ def test_a_dead_engine_is_not_kept_by_the_timer_that_watched_it_nor_by_a_far_dea
     gc.collect()  # what earlier tests left
     before = segments_mapped()
     pair = Pair(world)
-    pair.submit(deadline=time.monotonic() + 3600)
+    pair.submit(deadline=world.clock.now() + 3600)
     world.leave(pair.engine)
     del pair.engine
     world.turn()
@@ -166,7 +144,8 @@ def test_answers_that_nobody_waits_for_do_not_pass_for_work(world: World) -> Non
         pair.engine.say(message)
         world.turn()
     assert link.silent_since == since
-    pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+    world.clock.advance(0.01)
+    pair.engine.open_next()
     world.turn()
     assert link.silent_since is not None
     assert link.silent_since > (since or 0.0)
@@ -186,15 +165,13 @@ def test_an_engine_whose_process_is_gone_before_its_offer_is_read_leaves_no_desc
 def test_a_paused_client_that_leaves_is_forgotten(world: World) -> None:
     pair = Pair(world)
     for _ in range(2):
-        other = ClientPeer(world.socket)
-        world.clients.append(other)
-        world.turn()
+        world.add_client()
     pair.submit(n=8)
     busy = pair.client
     for client in world.clients[1:]:
         client.say(frames.OpenSession(1, 0, "m", b""))
         world.turn()
-        pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+        pair.engine.open_next()
         world.turn()
         pair.client = client
         pair.submit(n=4)
@@ -207,32 +184,30 @@ def test_a_paused_client_that_leaves_is_forgotten(world: World) -> None:
     assert len(world.daemon.overload) == 0
 
 
+@pytest.mark.parametrize("world", [{"max_queued_steps": 6}], indirect=True, ids=str)
 def test_who_does_not_flood_is_not_paused_for_those_who_do(world: World) -> None:
     pair = Pair(world)
-    world.daemon.overload._most = 6
     pair.submit(n=8)
     assert len(world.daemon.overload) == 1
-    modest = ClientPeer(world.socket)
-    world.clients.append(modest)
-    world.turn()
+    modest = world.add_client()
     modest.say(frames.OpenSession(1, 0, "m", b""))
     world.turn()
-    pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+    pair.engine.open_next()
     world.turn()
     pair.client = modest
     pair.submit()
     assert len(world.daemon.overload) == 1
 
 
+@pytest.mark.parametrize("world", [{"max_queued_steps": 1}], indirect=True, ids=str)
 def test_steps_that_wait_for_their_client_to_read_do_not_shut_it_out(world: World) -> None:
     """They are queued, by the ledger; and only the client, by saying that it has read, can make them go."""
     pair = Pair(world)
-    world.daemon.overload._most = 1
     pair.submit(further=8)
     while pair.engine.batches:
         pair.answer()
     assert world.daemon.settling.ledger.queued == 1
-    pair.client.say(frames.Submit(pair.client.tokens, *pair.client.cursors[:2], 0, []))
+    pair.client.submit_unread()
     world.turn()
     pair.client.say(frames.Consumed(*pair.client.cursors))
     world.turn()
@@ -241,7 +216,7 @@ def test_steps_that_wait_for_their_client_to_read_do_not_shut_it_out(world: Worl
 
 def test_a_step_that_is_deferred_for_ever_is_watched_once(world: World) -> None:
     pair = Pair(world)
-    pair.submit(deadline=time.monotonic() + 3600)
+    pair.submit(deadline=world.clock.now() + 3600)
     (link,) = world.daemon.clients.links.values()
     step: Step = next(iter(link.sessions[1].outstanding.values()))
     deadlines = world.daemon.deadlines
@@ -260,7 +235,7 @@ def test_options_of_sessions_that_wait_are_bounded(world: World) -> None:
         world.turn()
         world.check()
     assert len(pair.engine.openings) == 1
-    pair.engine.say(frames.SlotOpened(*pair.engine.openings.pop()))
+    pair.engine.open_next()
     world.turn()
     pair.client.say(frames.OpenSession(6, 1, "m", b"o" * 60_000))
     world.turn()

@@ -2,146 +2,20 @@
 
 from __future__ import annotations
 
-import array
-import os
-import socket
-import struct
-import time
-from typing import Any, Self
-
 import numpy as np
 
-from shmsched.memory.layouts import HEADER, SAMPLING, BatchSlotLayout, ClientLayout, StepStatus
-from shmsched.memory.segment import Segment
-from shmsched.scheduling import SchedulerParams
+from shmsched.memory.layouts import SAMPLING, StepStatus
 from shmsched.wire import frames
-from shmsched.wire.codec import pack, unpack
-from shmsched.wire.framing import FrameSplitter, framed
 
 from fuzz.choices import Choices, one_of, true_or
+from support.peers.client import ClientPeer
+from support.peers.engine import HONEST_OFFER, VOCAB, EnginePeer
 
-VOCAB = 10
 U32, U64 = 2**32 - 1, 2**64 - 1
 MODELS = ("", "m", "n", "nobody's")
 
 
-class Stranger:
-    """A connection. It has said nothing yet."""
-
-    def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.setblocking(False)
-        try:
-            self.sock.connect(path)
-        except OSError:
-            self.sock.close()
-            raise
-        self._splitter = FrameSplitter()
-        self._descriptors: list[int] = []
-        self.reads = True
-        self.gone = False
-        """The daemon has closed the connection."""
-        self.memory: Any = None
-        """The segment that the daemon gave it."""
-
-    def say(self, message: Any) -> None:
-        self.say_bytes(framed(pack(message)))
-
-    def say_bytes(self, data: bytes) -> None:
-        try:
-            self.sock.send(data)
-        except OSError:
-            # Full, or the daemon has let it go.
-            pass
-
-    def say_with_descriptors(self, message: Any, n: int) -> None:
-        """Descriptors that nobody asked for ride on the frame."""
-        try:
-            self.sock.sendmsg(
-                [framed(pack(message))],
-                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self.sock.fileno()] * n))],
-            )
-        except OSError:
-            # The daemon has let it go.
-            pass
-
-    def read(self) -> None:
-        """Take what the daemon has said: whatever was said to the daemon, its own frames are whole and right."""
-        while True:
-            try:
-                data, ancillary, _, _ = self.sock.recvmsg(1 << 16, socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                return
-            except OSError:
-                self.gone = True
-                return
-            for level, kind, content in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    self._descriptors.extend(struct.unpack(f"{len(content) // 4}i", content))
-            if not data:
-                self.gone = True
-                return
-            for payload in self._splitter.feed(data):
-                self.heard(unpack(payload))
-
-    def heard(self, message: Any) -> None:
-        """A frame from the daemon."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def descriptor(self) -> int:
-        return self._descriptors.pop(0)
-
-    def close(self) -> None:
-        for fd in self._descriptors:
-            os.close(fd)
-        self._descriptors.clear()
-        self.memory = None
-        self.sock.close()
-
-
-def hello(role: int) -> frames.Hello:
-    return frames.Hello(frames.MAGIC, frames.MAJOR, frames.MINOR, role)
-
-
-class ControlPeer(Stranger):
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.say(hello(frames.Role.CONTROL))
-
-
-class ClientPeer(Stranger):
-    """Keeps the cursors of its rings and the positions of its sessions, or it could not lie about them."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.say(hello(frames.Role.CLIENT))
-        self.positions: dict[int, int] = {}
-        self.request = 0
-        self.tokens = 0
-        self.cursors = (0, 0, 0)
-        """Records, results and streamed tokens written by the daemon, as it last said."""
-
-    def heard(self, message: Any) -> None:
-        match message:
-            case frames.Welcome():
-                layout = ClientLayout(message.ring_tokens, message.records, message.results, message.stream)
-                segment = Segment(self.descriptor(), layout.size)
-                segment.close_descriptor()
-                self.memory = segment.buffer
-            case frames.SessionOpened(session):
-                self.positions[session] = 0
-            case frames.SessionEnded(session) | frames.SessionRefused(session):
-                self.positions.pop(session, None)
-            case frames.Completions(records, results, stream):
-                self.cursors = (records, results, stream)
-            case frames.Arena():
-                os.close(self.descriptor())
-
+class LyingClient(ClientPeer):
     def _session(self, c: Choices) -> int:
         mine = list(self.positions)
         return true_or(c, one_of(c, mine or (1,)), 1, 2, 7, 0, U64)
@@ -194,7 +68,7 @@ class ClientPeer(Stranger):
     def open_arena(self, c: Choices) -> None:
         self.say(frames.OpenArena(true_or(c, 4096, 1 << 14, 1, 0, (1 << 14) + 1, U64)))
 
-    def submit(self, c: Choices) -> None:
+    def submit_any(self, c: Choices) -> None:
         if not self.positions and c.below(8):
             self.open_session(c)
             return
@@ -202,7 +76,7 @@ class ClientPeer(Stranger):
         stop_tokens: list[int] = []
         n_tokens = 0
         for _ in range(true_or(c, one_of(c, (1, 1, 2, 3)), 9)):
-            d = self._step(c)
+            d = self._any_step(c)
             descriptors.append(d)
             stop_tokens += [one_of(c, (1, 2, VOCAB, U32)) for _ in range(d.n_stop_tokens)]
             n_tokens += min(d.n_tokens, 64)
@@ -214,18 +88,16 @@ class ClientPeer(Stranger):
                 )
         self.tokens += n_tokens
         records, results, stream = self.cursors
-        self.say(
-            frames.Submit(
-                true_or(c, self.tokens, self.tokens + 1, 0, U64),
-                true_or(c, records, records + 1, U64),
-                true_or(c, results, U64),
-                true_or(c, stream, stream + 1, 0, U64),
-                descriptors,
-                true_or(c, tuple(stop_tokens), (1,)),
-            )
+        written = true_or(c, self.tokens, self.tokens + 1, 0, U64)
+        said = (
+            true_or(c, records, records + 1, U64),
+            true_or(c, results, U64),
+            true_or(c, stream, stream + 1, 0, U64),
         )
+        stops = true_or(c, tuple(stop_tokens), (1,))
+        self.submit(*descriptors, stop_tokens=stops, tokens_written=written, cursors=said)
 
-    def _step(self, c: Choices) -> frames.StepDescriptor:
+    def _any_step(self, c: Choices) -> frames.StepDescriptor:
         session = self._session(c)
         self.request += true_or(c, 1, 0, 100)
         n_tokens = one_of(c, (1, 1, 1, 2, 4, 5, 0))
@@ -254,27 +126,20 @@ class ClientPeer(Stranger):
                 0.0,
                 1.0,
                 -1.0,
-                time.monotonic() + 0.001,
-                time.monotonic() + 3600,
+                self.now() + 0.001,
+                self.now() + 3600,
                 1e308,
                 *map(float, ("nan", "inf", "-inf")),
             ),
         )
 
 
-HONEST_OFFER = frames.Offer(VOCAB, 4, 40, 0, 0, 0, True, True, "m", "", (), "by hand")
-
-
-class EnginePeer(Stranger):
+class LyingEngine(EnginePeer):
     """Answers what it is asked, or something else, or twice."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.openings: list[tuple[int, int]] = []
         self.opened: list[tuple[int, int]] = []
-        self.batches: list[int] = []
-        self.last_batch = 0
-        self.say(hello(frames.Role.ENGINE))
 
     def offer(self, c: Choices) -> None:
         if self.memory is not None and c.below(16):
@@ -300,35 +165,6 @@ class EnginePeer(Stranger):
             )
         )
 
-    def heard(self, message: Any) -> None:
-        match message:
-            case frames.Attached():
-                limits = SchedulerParams(message.max_decode_sequences, message.max_prefill_chunk_size)
-                self.layout = BatchSlotLayout(limits.max_batch_size)
-                segment = Segment(self.descriptor(), self.layout.size * message.slots)
-                segment.close_descriptor()
-                self.memory = segment.buffer
-                self.slots = message.slots
-            case frames.OpenSlot(slot, session):
-                self.openings.append((slot, session))
-            case frames.ForkSlot(slot, session):
-                self.openings.append((slot, session))
-            case frames.AttachArena():
-                os.close(self.descriptor())
-            case frames.Work(batch) | frames.Follow(batch):
-                self.batches.append(batch)
-                self.last_batch = batch
-
-    def slot_of(self, batch: int) -> int:
-        """Where the batch begins in the engine's memory."""
-        return self.layout.size * (batch % self.slots)
-
-    def give(self, batch: int, status: StepStatus) -> None:
-        """Say so of each step of the batch."""
-        at = self.slot_of(batch)
-        n = min(HEADER.unpack_from(self.memory, at)[1], self.layout.max_tokens)
-        np.frombuffer(self.memory, np.uint8, n, at + self.layout.statuses_offset)[:] = status
-
     def start(self, c: Choices) -> None:
         if self.memory is None or c.below(8) == 0:
             self.say(true_or(c, frames.Ready(0.0), frames.StartFailed("no"), frames.Ready(float("nan"))))
@@ -347,7 +183,7 @@ class EnginePeer(Stranger):
         else:
             self.say(frames.SlotRefused(slot, session, one_of(c, (1, 2, 5, 0, 65535)), "no " * one_of(c, (1, 9000))))
 
-    def answer(self, c: Choices) -> None:
+    def answer_any(self, c: Choices) -> None:
         if self.memory is None:
             self.offer(c)
             self.start(c)
@@ -361,15 +197,13 @@ class EnginePeer(Stranger):
         if self.memory is None:
             self.say(frames.Done(batch, ()))
             return
-        at = self.slot_of(batch)
-        _, n, n_tokens = HEADER.unpack_from(self.memory, at)
-        statuses = np.frombuffer(self.memory, np.uint8, self.layout.max_tokens, at + self.layout.statuses_offset)
-        ids = np.frombuffer(self.memory, np.int32, self.layout.max_tokens, at + self.layout.ids_offset)
+        _, n, n_tokens = self.slots.header(batch)
+        statuses, ids = self.slots.statuses(batch), self.slots.ids(batch)
         failed = 0
-        for i in range(min(n, len(statuses))):
+        for i in range(n):
             statuses[i] = true_or(c, StepStatus.DONE, StepStatus.DEFERRED, StepStatus.FAILED, 0, 255)
             failed += int(statuses[i] == StepStatus.FAILED)
-        for i in range(min(n_tokens, len(ids))):
+        for i in range(n_tokens):
             ids[i] = true_or(c, c.below(VOCAB), VOCAB, -1, 2**31 - 1)
         match c.below(14):
             case 0:
@@ -383,9 +217,7 @@ class EnginePeer(Stranger):
 
     def defer_all(self, c: Choices) -> None:
         if self.memory is not None and self.batches:
-            batch = self.batches.pop(0)
-            self.give(batch, StepStatus.DEFERRED)
-            self.say(frames.Done(batch, ()))
+            self.give(self.batches.pop(0), StepStatus.DEFERRED)
 
     def scribble(self, c: Choices) -> None:
         """What the daemon wrote for it: steps, tokens, header."""

@@ -11,6 +11,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,10 @@ from shmsched.saying import say_trace
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
 
-from fuzz.peers import HONEST_OFFER, ClientPeer, ControlPeer, EnginePeer, Stranger
+from support.clock import StandingClock
+from support.peers.client import ClientPeer
+from support.peers.connection import ControlPeer, Stranger
+from support.peers.engine import HONEST_OFFER, EnginePeer
 
 LIMITS = ClientLimits(
     ring_tokens=64,
@@ -45,17 +51,27 @@ ARENA_S = 5.0
 class World:
     """One daemon for many runs: what one run leaves behind, the next one's end would find."""
 
-    def __init__(self, limits: ClientLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        limits: ClientLimits = LIMITS,
+        client_type: type[ClientPeer] = ClientPeer,
+        engine_type: type[EnginePeer] = EnginePeer,
+        **settings: Any,
+    ) -> None:
+        """``client_type``, ``engine_type``: who is connected to begin with. ``settings``: the daemon's own."""
+        self._client_type, self._engine_type = client_type, engine_type
         self._directory = tempfile.TemporaryDirectory(prefix="shmsched-fuzz-")
         config = DaemonConfig(
             socket=Path(self._directory.name) / "s",
             params=SchedulerParams(max_decode_sequences=4, max_prefill_chunk_size=4),
             client=limits,
-            max_queued_steps=MOST_QUEUED,
+            max_queued_steps=settings.pop("max_queued_steps", MOST_QUEUED),
             max_clients=MOST_CLIENTS,
             max_shared_memory=1 << 15,
+            **settings,
         )
-        self.daemon = Daemon(config)
+        self.clock = StandingClock()
+        self.daemon = Daemon(config, self.clock)
         # What it logs is of no interest here, and there is much of it.
         self.daemon.log = lambda message: None  # type: ignore[method-assign]
         self.clients: list[ClientPeer] = []
@@ -86,6 +102,11 @@ class World:
         return str(self.daemon.config.socket)
 
     @property
+    def timers(self) -> int:
+        """How many calls the daemon's loop has to make later."""
+        return sum(timer.pending for _, _, timer in self.daemon.loop._timers)
+
+    @property
     def peers(self) -> list[Any]:
         return [*self.clients, *self.engines, *self.others]
 
@@ -114,17 +135,34 @@ class World:
 
     def begin(self) -> None:
         """With a session that is open: most of what can go wrong needs one."""
-        client, engine = ClientPeer(self.socket), EnginePeer(self.socket)
+        client, engine = self.add_client(), self.add_engine()
+        self.open_session(client, engine, 1)
+
+    def add_client(self) -> ClientPeer:
+        client = self._client_type(self.socket, self.clock.now)
         self.clients.append(client)
+        self.turn()
+        return client
+
+    def add_engine(self, model: str = "m") -> EnginePeer:
+        engine = self._engine_type(self.socket)
         self.engines.append(engine)
-        engine.say(HONEST_OFFER)
+        engine.say(HONEST_OFFER._replace(model=model))
         engine.say(frames.Ready(0.0))
         self.turn()
-        client.say(frames.OpenSession(1, 0, "m", b""))
+        return engine
+
+    def open_session(self, client: ClientPeer, engine: EnginePeer, session: int, model: str = "m") -> None:
+        client.say(frames.OpenSession(session, 0, model, b""))
         self.turn()
-        engine.say(frames.SlotOpened(*engine.openings.pop()))
+        engine.open_next()
         self.turn()
-        assert client.positions == {1: 0}
+        assert client.positions[session] == 0
+
+    def pass_time(self, seconds: float) -> None:
+        """By the daemon's clock, and then a turn."""
+        self.clock.advance(seconds)
+        self.turn()
 
     def leave(self, peer: Any) -> None:
         peer.close()
@@ -212,6 +250,16 @@ class World:
         gc.collect()
         kept = [o for o in gc.get_objects() if isinstance(o, ClientLink | EngineLink | Session | Step)]
         assert kept == []
+
+
+@contextmanager
+def of_settings(streamed_tokens: int = 64, **settings: Any) -> Iterator[World]:
+    """One that lingers for nobody and gives what comes after a batch at once, unless ``settings`` say otherwise."""
+    limits = replace(LIMITS, streamed_tokens=streamed_tokens)
+    world = World(limits, **{"linger_share": 0.0, "ahead_share": 0.0, **settings})
+    yield world
+    world.everybody_leaves()
+    world.close()
 
 
 def _open_descriptors() -> set[tuple[str, str]]:
