@@ -9,14 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shmsched import ShmschedError
 from shmsched.tools.load import report
 from shmsched.tools.load.chaos import SHARES, Chaos, Fault, parse_chaos
 from shmsched.tools.load.drive import Progress as RunProgress
@@ -26,20 +24,6 @@ from shmsched.tools.load.target import UnfitTarget
 
 INTERRUPTED = 130
 NO_TERMINAL_WIDTH = 110
-
-
-class _BadOption(click.ClickException):
-    exit_code = 2
-
-
-class _OneLineErrors(click.Command):
-    """A bad option is one line, without the usage above it."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        try:
-            return super().make_context(*args, **kwargs)
-        except click.UsageError as e:
-            raise _BadOption(e.format_message()) from None
 
 
 def _seconds(_: click.Context, __: click.Parameter, value: float) -> float:
@@ -61,7 +45,7 @@ def _chaos(_: click.Context, __: click.Parameter, value: str | None) -> Chaos | 
         raise click.BadParameter(str(e)) from None
 
 
-@click.command("stress", cls=_OneLineErrors, context_settings={"show_default": True})
+@click.command("stress", context_settings={"show_default": True})
 @click.option("--clients", type=click.IntRange(1, 256), default=4, help="Client processes.")
 @click.option("--sessions", type=click.IntRange(1, 4096), default=8, help="Sessions of each client at once.")
 @click.option("--seconds", type=float, default=10.0, callback=_seconds, help="How long to submit.")
@@ -116,11 +100,11 @@ def command(
     the ledger does not balance, or memory grows.
     """
     if soak is not None and ctx.get_parameter_source("seconds") is not ParameterSource.DEFAULT:
-        raise _BadOption("--seconds and --soak exclude each other: a soak ends once it has done what it is to do")
+        raise click.UsageError("--seconds and --soak exclude each other: a soak ends once it has done what it is to do")
     if socket is not None:
         for name in ("engine", "engines", "chaos", "soak"):
             if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-                raise _BadOption(f"--{name} is for a daemon of our own; with --socket its own engines are used")
+                raise click.UsageError(f"--{name} is for a daemon of our own; with --socket its own engines are used")
     options = Options(
         clients=clients,
         sessions=sessions,
@@ -136,7 +120,7 @@ def command(
     try:
         with _bar(options) as bar:
             outcome = run(options, bar)
-    except (ShmschedError, UnfitTarget) as e:
+    except UnfitTarget as e:
         raise click.ClickException(str(e)) from None
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)

@@ -1,6 +1,7 @@
 """The command line: one module for each command."""
 
 import os
+import signal
 import sys
 
 _STOP_IN_THEIR_OWN_WAY = ("up", "engine")
@@ -8,6 +9,10 @@ _STOP_IN_THEIR_OWN_WAY = ("up", "engine")
 
 def main() -> None:
     """The entry point ``shmsched``."""
+    # Before there is anything to clean up, and while modules are loaded, an interrupt ends it like anything else: without a trace.
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from shmsched.surroundings import UTF_8, settle_in
 
     if sys.getfilesystemencoding() != "utf-8":
@@ -17,4 +22,6 @@ def main() -> None:
     settle_in(hold=sys.argv[1:2] != [] and sys.argv[1] in _STOP_IN_THEIR_OWN_WAY)
     from shmsched.cli.root import run
 
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))

@@ -17,7 +17,7 @@ from shmsched.cli.options import SECONDS, SPEC_HELP, check_spec, socket_option
 def command(spec: str, socket: Path | None, wait: float) -> int:
     """Attach an engine to a running daemon: from another virtual environment, or on another GPU.
 
-    It runs until the daemon ends, or Ctrl-C.
+    It runs until the daemon ends, or Ctrl-C. Exit status 3: no daemon answers, or the socket's path is wrong.
     """
     from shmsched.engine.__main__ import run
 

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import click
 
-from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable
+from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError, SocketPathError
 from shmsched.saying import say
 
 FAILED = 1
 UNREACHABLE = 3
+"""No daemon is there, or can be: the socket's path may be at fault."""
 INTERRUPTED = 130
 NOBODY_READS = 141
 """As a shell shows those that SIGPIPE ended (``| head``)."""
@@ -53,12 +54,15 @@ def say_error(message: object) -> None:
         say(not_started.said)
 
 
-def show_error(error: click.ClickException) -> None:
-    """As click shows it, if there is room for it."""
-    try:
-        error.show()
-    except OSError:
-        pass
+def show_usage_error(error: click.UsageError) -> None:
+    """With the usage that it does not fit."""
+    if error.ctx is not None:
+        say(error.ctx.get_usage() + "\n")
+    say_error(error.format_message())
+
+
+def status_of(error: ShmschedError) -> int:
+    return UNREACHABLE if isinstance(error, SchedulerUnreachable | SchedulerDied | SocketPathError) else FAILED
 
 
 def is_of_the_output(error: OSError) -> bool:
@@ -75,12 +79,3 @@ def finish_streams() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
-
-
-@contextmanager
-def reaching_the_daemon() -> Iterator[None]:
-    """For commands that tell apart a daemon that cannot be reached."""
-    try:
-        yield
-    except (SchedulerUnreachable, SchedulerDied) as e:
-        raise Failed(str(e), UNREACHABLE) from e

@@ -51,7 +51,8 @@ def command(
     nothing else. That suits a base model, as the demo's Gemma 3 270M is ("The capital of France is"). No chat template
     is applied.
 
-    Ends at a stop token of the model, after --max-new-tokens, or when the session is full.
+    Ends at a stop token of the model, after --max-new-tokens, or when the session is full. Exit status 3: no daemon answers, or
+    the socket's path is wrong.
     """
     from shmsched.client import Client
     from shmsched.client.generation import FinishReason

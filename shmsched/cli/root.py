@@ -19,7 +19,8 @@ from shmsched.cli.exits import (
     finish_streams,
     is_of_the_output,
     say_error,
-    show_error,
+    show_usage_error,
+    status_of,
     telling_of_readers_that_left,
 )
 from shmsched.errors import ShmschedError
@@ -108,8 +109,11 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         status = group.main(list(arguments), prog_name="shmsched", standalone_mode=False)
         sys.stdout.flush()
+    except click.UsageError as e:
+        show_usage_error(e)
+        return e.exit_code
     except click.ClickException as e:
-        show_error(e)
+        say_error(e.format_message())
         return e.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -118,7 +122,7 @@ def _run(arguments: Sequence[str]) -> int:
         return e.status
     except ShmschedError as e:
         say_error(e)
-        return FAILED
+        return status_of(e)
     except (NobodyReads, BrokenPipeError):
         return NOBODY_READS
     except OSError as e:

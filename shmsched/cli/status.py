@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmsched.cli.exits import FAILED, reaching_the_daemon
+from shmsched.cli.exits import FAILED
 from shmsched.cli.options import socket_option
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ PERIOD_S = 1.0
 def command(socket: Path | None, as_json: bool, watch: bool) -> int:
     """Show the daemon's ledger, clients, engines, queues and limits.
 
-    Exit status 0: ready. 1: not ready, because no engine is, or because it is stopping. 3: no daemon answers.
+    Exit status 0: ready. 1: not ready, because no engine is, or because it is stopping. 3: no daemon answers, or the
+    socket's path is wrong.
     """
     from shmsched.client.control import Control
 
-    with reaching_the_daemon(), Control(socket) as control:
+    with Control(socket) as control:
         if watch:
             return _watch(control, as_json)
         document = control.status()

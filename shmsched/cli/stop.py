@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shmsched.cli.exits import Failed, reaching_the_daemon
+from shmsched.cli.exits import Failed
 from shmsched.cli.options import SECONDS, socket_option
 from shmsched.saying import counted, say
 
@@ -31,14 +31,14 @@ def command(socket: Path | None, drain_timeout: float | None, now: bool) -> None
     """Stop the daemon, and wait until it has ended.
 
     It takes no new sessions, and ends when the open ones have closed or the drain time-out has passed. Stopping a daemon
-    that is stopping already ends it at once. Exit status 3: there is none.
+    that is stopping already ends it at once. Exit status 3: there is none, or the socket's path is wrong.
     """
     if now and drain_timeout is not None:
         raise click.UsageError("--now leaves no time to drain; give it without --drain-timeout.")
     from shmsched.client.control import Control
     from shmsched.wire.credentials import name_of
 
-    with reaching_the_daemon(), Control(socket) as control:
+    with Control(socket) as control:
         pid = control.daemon_pid
         pidfd = _pidfd(pid)
         try:

@@ -44,7 +44,7 @@ class Clients:
         self._sessions = sessions
         self._engines = engines
         self._has_news = has_news
-        self._to_allocate: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._to_allocate: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._allocate_all, name="shmsched-allocate", daemon=True).start()
         except RuntimeError as e:
@@ -128,8 +128,12 @@ class Clients:
             raise
 
     def _allocate_all(self) -> None:
-        while True:
-            self._to_allocate.get()()
+        for make in iter(self._to_allocate.get, None):
+            make()
+
+    def close(self) -> None:
+        """End the thread that makes arenas."""
+        self._to_allocate.put(None)
 
     def _arena_made(self, link: ClientLink, arena: Segment) -> None:
         failpoints.hit("daemon.arena.made")

@@ -111,10 +111,16 @@ class Daemon:
             self.loop.run()
         finally:
             keeper.close()
-            self.connections.close()
-            self._listener.close()
-            self.loop.close()
+            self.close()
         return self._exit_status
+
+    def close(self) -> None:
+        """Give back what making it has taken."""
+        self.connections.close()
+        self._listener.close()
+        self.loop.close()
+        self.clients.close()
+        self.supervisor.close()
 
     def _did_not_run(self, excused: float) -> None:
         """Nor may those have who owe us something."""

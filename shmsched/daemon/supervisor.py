@@ -133,7 +133,7 @@ class Supervisor:
             for copy in range(engine.copies)
         ]
         # One thread for the daemon's whole life: a child's parent-death signal is tied to the thread that made it.
-        self._to_spawn: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._to_spawn: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._spawn_all, name="shmsched-spawn", daemon=True).start()
         except RuntimeError as e:
@@ -234,8 +234,7 @@ class Supervisor:
             self._ended()
 
     def _spawn_all(self) -> None:
-        while True:
-            worker = self._to_spawn.get()
+        for worker in iter(self._to_spawn.get, None):
             try:
                 process, leash = self._spawn(worker)
             except Exception as e:
@@ -244,6 +243,10 @@ class Supervisor:
                 self._loop.post(lambda w=worker, m=message, s=short: self._not_spawned(w, m, s))  # type: ignore[misc]
                 continue
             self._loop.post(lambda w=worker, p=process, s=leash: self._spawned(w, p, s))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End the thread that spawns, and with it whatever it has made."""
+        self._to_spawn.put(None)
 
     def _spawn(self, worker: Worker) -> tuple[subprocess.Popen[bytes], socket.socket]:
         # -P: a file in the working directory must not stand in for a library.

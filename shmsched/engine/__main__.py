@@ -13,8 +13,9 @@ from shmsched.engine.host import serve
 from shmsched.engine.spec import EngineImportError, EngineSpec
 from shmsched.engine.stop_requests import INTERRUPTS, StopRequested, StopRequests
 from shmsched.engine.traces import in_one_line, say_own
-from shmsched.errors import EngineStartError, SchedulerDied, SchedulerUnreachable, ShmschedError
+from shmsched.errors import EngineStartError, SchedulerDied, ShmschedError
 from shmsched.limits import is_shortage
+from shmsched.saying import say
 from shmsched.surroundings import settle_in, speak_to_nobody_in_particular
 from shmsched.wire.frames import Role, StartFailed
 from shmsched.wire.link import Link
@@ -26,7 +27,7 @@ LOG_PATIENCE_S = 1.0
 
 
 def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) -> int:
-    """Host the engine until the scheduler ends. Returns the exit status.
+    """Host the engine until the scheduler ends. Returns the exit status. Without a parent, raises ShmschedError.
 
     SIGTERM, a hang-up and, without a parent, Ctrl-C end it after the batch in hand; while it starts, or a second time, at once.
 
@@ -50,8 +51,10 @@ def run(spec: str, socket: str | None, *, wait: float = 0.0, parent: int = 0) ->
         if parent and isinstance(e, EngineStartError):
             # The daemon that spawned it was told, and says so: once is enough.
             return os.EX_TEMPFAIL if is_shortage(e) else 1
+        if not parent:
+            raise
         print(f"shmsched engine {spec} (pid {os.getpid()}): {' '.join(str(e).split())}", file=sys.stderr, flush=True)
-        return os.EX_TEMPFAIL if parent and is_shortage(e) else 1
+        return os.EX_TEMPFAIL if is_shortage(e) else 1
     return 130 if requests.number == signal.SIGINT else 0
 
 
@@ -70,7 +73,7 @@ def _construct(spec: str, socket: str | None) -> Engine:
             link.send(StartFailed(message))
             link.close()
         except ShmschedError as nobody:
-            raise SchedulerUnreachable(f"{message} ({nobody})") from e
+            raise EngineStartError(f"{message} ({nobody})") from e
         at_fault = e.__cause__ if isinstance(e, EngineImportError) else e
         # A file or a package that is not there is no fault of the engine's code, whose trace would say nothing more.
         if at_fault is not None and not isinstance(at_fault, ShmschedError | OSError | ImportError):
@@ -85,7 +88,11 @@ def main() -> int:
     parser.add_argument("--socket")
     parser.add_argument("--parent", type=int, default=0)
     args = parser.parse_args()
-    return run(args.spec, args.socket, parent=args.parent)
+    try:
+        return run(args.spec, args.socket, parent=args.parent)
+    except ShmschedError as e:
+        say(f"shmsched engine {args.spec}: {' '.join(str(e).split())}")
+        return 1
 
 
 if __name__ == "__main__":

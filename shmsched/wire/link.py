@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shmsched import failpoints
-from shmsched.errors import SchedulerDied, SchedulerUnreachable, ShmschedError, SystemLimit
+from shmsched.errors import SchedulerDied, SchedulerUnreachable, ShmschedError, SocketPathError, SystemLimit
 from shmsched.limits import is_no_thread, is_shortage, lacking
 from shmsched.locks import OwnedLock
 from shmsched.wire.codec import pack
@@ -25,7 +25,7 @@ from shmsched.wire.frames import MAGIC, MAJOR, MINOR, Hello, Role
 from shmsched.wire.framing import framed
 from shmsched.wire.inbound import AT_ONCE, WAITING, Inbound
 from shmsched.wire.socket_lock import holder_of, is_held
-from shmsched.wire.socket_path import check_path, default_socket
+from shmsched.wire.socket_path import check_can_be, check_path, default_socket
 
 RETRY_S = 0.02
 BACKLOG_S = 5.0
@@ -345,7 +345,13 @@ def _unreachable(path: str | os.PathLike[str], cause: OSError) -> ShmschedError:
             f"a daemon has {os.fspath(path)} (pid {holder_of(Path(path))}), but no socket is there now: it is starting, or"
             " puts back what was removed. Try again in a second; if it stays so, that process is stopped, and ends by `kill`"
         )
-    if cause.errno == errno.ENOENT and not Path(path).exists():
+    try:
+        check_can_be(Path(path))
+    except SocketPathError as e:
+        return e
+    if cause.errno == errno.EACCES:
+        return SocketPathError(f"{os.fspath(path)} is not to be reached: {cause.strerror}. Choose a path that is yours")
+    if cause.errno == errno.ENOENT:
         return SchedulerUnreachable(
             f"no daemon at {os.fspath(path)}: there is no such socket. `shmsched up` starts one{_there(path)}"
         )

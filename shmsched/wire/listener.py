@@ -12,7 +12,7 @@ from pathlib import Path
 from shmsched.errors import ShmschedError, SocketPathError
 from shmsched.wire.credentials import credentials
 from shmsched.wire.socket_lock import SocketLock, lock_path_of, refused
-from shmsched.wire.socket_path import advice, check_directory, check_path
+from shmsched.wire.socket_path import advice, check_directory, check_free, check_path
 
 BACKLOG = 512
 
@@ -29,7 +29,9 @@ class Listener:
         check_path(str(path))
         self.path = path
         check_directory(path.parent, path)
-        self._lock = SocketLock(path)
+        self._at = path.parent.resolve() / path.name
+        """Where it is, should a link on the way go; too long to bind to, perhaps."""
+        self._lock = SocketLock(self._at)
         self._waiting: deque[socket.socket] = deque()
         """Those that had connected to a socket whose name is gone."""
         try:
@@ -51,7 +53,7 @@ class Listener:
     @property
     def files(self) -> tuple[Path, Path]:
         """What must stay where it is, for the daemon to be found and to be alone."""
-        return self.path, lock_path_of(self.path)
+        return self._at, lock_path_of(self._at)
 
     def restore(self) -> bool:
         """Put back what was removed. True if ``sock`` listens anew, under its old number, and must be watched again.
@@ -79,10 +81,10 @@ class Listener:
         try:
             self._lock.freshen()
             if self._is_own():
-                os.utime(self.path, follow_symlinks=False)
-            directory = self.path.parent.stat()
+                os.utime(self._at, follow_symlinks=False)
+            directory = self._at.parent.stat()
             if directory.st_uid == os.geteuid() and not directory.st_mode & stat.S_ISVTX:
-                os.utime(self.path.parent)
+                os.utime(self._at.parent)
         except OSError:
             # Another file system, another owner: then it ages.
             pass
@@ -93,7 +95,7 @@ class Listener:
             # both: until then its inode's number is no other's.
             self._lock.regain()
             if self._is_own():
-                self.path.unlink(missing_ok=True)
+                self._at.unlink(missing_ok=True)
         except (ShmschedError, OSError):
             # Somebody else has the path, or it is gone.
             pass
@@ -103,7 +105,7 @@ class Listener:
         self._lock.release()
 
     def _is_own(self) -> bool:
-        return _identity(self.path) == self._own
+        return _identity(self._at) == self._own
 
 
 Identity = tuple[int, int]
@@ -136,9 +138,8 @@ def _bound(path: Path) -> tuple[socket.socket, Identity | None]:
 
 def _remove_dead(path: Path) -> None:
     """Unlink the socket that a dead daemon left. The caller has the lock. Raises DaemonRunning if the one there is alive."""
+    check_free(path)
     if not path.is_socket():
-        if path.exists() or path.is_symlink():
-            raise SocketPathError(f"{path} exists and is not a socket; remove it or choose another path")
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -72,16 +73,47 @@ def private_directory(name_bytes: int) -> Path:
 def check_path(path: str) -> None:
     """Raises SocketPathError for one that names no file, or is too long for the kernel."""
     if Path(path).name in ("", ".."):
-        raise SocketPathError(
-            f"the socket's path {path!r} names a directory; give it the name of a file in there, as in"
-            f" {os.path.join(path, 'shmsched.sock')}{advice(Path(path))}"
-        )
+        raise _is_a_directory(path)
     n = len(os.fsencode(path))
     if n > MAX_PATH_BYTES:
         raise SocketPathError(
             f"the socket's path has {n} bytes; a Unix socket takes at most {MAX_PATH_BYTES}: {path}. Choose a shorter one"
             + advice(Path(path))
         )
+
+
+def check_free(path: Path) -> None:
+    """Raises SocketPathError where something else than a socket lies."""
+    if os.path.isdir(path):
+        raise _is_a_directory(str(path))
+    if os.path.lexists(path) and not path.is_socket():
+        raise SocketPathError(f"{path} exists and is not a socket; remove it or choose another path{advice(path)}")
+
+
+def check_can_be(path: Path) -> None:
+    """Raises SocketPathError where no daemon can be, nor be started: something else lies there, or there is no directory."""
+    check_free(path)
+    is_there = os.path.lexists(path.parent)
+    if not os.path.isdir(path.parent) and (is_there or not _is_made(path.parent)):
+        raise _no_directory(path.parent, path, os.strerror(errno.ENOTDIR if is_there else errno.ENOENT))
+
+
+def _is_made(directory: Path) -> bool:
+    """Whether a daemon makes it. A slip of the pen in a path that somebody chose must not leave directories."""
+    return any(directory == private for private, _ in _private_directories())
+
+
+def _is_a_directory(path: str) -> SocketPathError:
+    return SocketPathError(
+        f"the socket's path {path!r} names a directory; give it the name of a file in there, as in"
+        f" {os.path.join(path, 'shmsched.sock')}{advice(Path(path))}"
+    )
+
+
+def _no_directory(directory: Path, path: Path, why: str | None) -> SocketPathError:
+    return SocketPathError(
+        f"the socket's directory {directory} cannot be used: {why}. Make it, with mode 700, or choose another{advice(path)}"
+    )
 
 
 def advice(path: Path) -> str:
@@ -101,15 +133,11 @@ def check_directory(directory: Path, path: Path | None = None) -> None:
     ``path``: the socket that it is for, so that an error can say what chose it.
     """
     try:
-        # A slip of the pen in a path that somebody chose must not leave directories.
-        if not directory.exists() and any(directory == private for private, _ in _private_directories()):
+        if not directory.exists() and _is_made(directory):
             directory.mkdir(mode=0o700, exist_ok=True)
         info = directory.stat()
     except OSError as e:
-        instead = advice(path or directory / "default.sock")
-        raise SocketPathError(
-            f"the socket's directory {directory} cannot be used: {e.strerror}. Make it, with mode 700, or choose another{instead}"
-        ) from e
+        raise _no_directory(directory, path or directory / "default.sock", e.strerror) from e
     if not stat.S_ISDIR(info.st_mode):
         raise SocketPathError(f"the socket's directory {directory} is not a directory; choose another")
     # What is sticky is safe from everybody but its owner.

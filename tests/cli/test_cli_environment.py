@@ -70,10 +70,6 @@ def test_a_path_that_names_a_directory_is_refused_in_words(home: Path, command: 
     done = bare(home, SCRIPT, command, "--socket", path)
     assert done.returncode in (1, 3)
     assert done.stderr.count(b"\n") == 1, done.stderr
-    if path == "/tmp/":
-        # It has a name like any file, and is found not to be a socket.
-        assert b"/tmp exists and is not a socket" in done.stderr or b"at /tmp: " in done.stderr
-        return
     assert b"names a directory; give it the name of a file in there, as in" in done.stderr
     if path:
         done = bare(home, SCRIPT, command, SHMSCHED_SOCKET=path)

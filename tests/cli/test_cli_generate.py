@@ -114,7 +114,7 @@ def test_a_model_that_is_not_served_is_named(home: Path) -> None:
 
 def test_without_a_daemon_it_says_how_to_start_one(home: Path) -> None:
     done = shmsched(home, "generate", "Hello")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "shmsched up" in done.stderr
     assert done.stderr.count("\n") == 1
 

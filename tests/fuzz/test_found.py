@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield world
     world.everybody_leaves()
     world.close()
+
+
+def test_a_closed_daemon_has_no_thread_left() -> None:
+    before = set(threading.enumerate())
+    world = World()
+    threads = set(threading.enumerate()) - before
+    assert {thread.name for thread in threads} == {"shmsched-allocate", "shmsched-spawn"}
+    world.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 class Pair:

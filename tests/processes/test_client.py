@@ -315,6 +315,9 @@ def test_the_daemons_death_fails_every_future_at_once() -> None:
 def test_no_daemon_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(shmsched.SchedulerUnreachable, match="there is no such socket. `shmsched up` starts one"):
         shmsched.Client(socket=tmp_path / "none.sock")
+    for nowhere in (tmp_path, tmp_path / "missing" / "s"):
+        with pytest.raises(shmsched.SocketPathError, match=r"directory; give it|cannot be used: No such"):
+            shmsched.Client(socket=nowhere)
 
 
 def test_models_tell_the_limits_in_force(cluster: shmsched.Cluster) -> None:

@@ -87,9 +87,7 @@ class World:
     def close(self) -> None:
         for module in (loop, connections, handlers):
             module.say_trace = say_trace
-        self.daemon.connections.close()
-        self.daemon._listener.close()
-        self.daemon.loop.close()
+        self.daemon.close()
         self._directory.cleanup()
 
     def _note(self, fault: BaseException | None = None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shmsched.cli.root import run
 from shmsched.tools.bench import command as bench
 from shmsched.tools.bench.contestant import Contestant
 from shmsched.tools.bench.crew import BenchFault
@@ -163,22 +164,25 @@ def test_every_kind_of_scenario_comes_to_its_verdicts(name: str, monkeypatch: py
         assert [series.name for series in finding.series] == [transport.value for transport in RACING]
 
 
-def test_what_others_found_is_shown_beside_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_found_is_shown_beside_a_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(effort: Effort) -> Finding:
         raise BenchFault("zmq: 3 answers were not echo's")
 
     monkeypatch.setitem(SCENARIOS, "decode", Scenario("fails", broken))
-    done = CliRunner().invoke(bench.command, ["--quick", "--scenario", "decode", "--scenario", "core"])
-    assert done.exit_code == 1
-    assert "without futures' own cost" in done.output
-    assert done.output.endswith("Error: decode: zmq: 3 answers were not echo's\n")
+    assert run(["bench", "--quick", "--scenario", "decode", "--scenario", "core"]) == 1
+    out, err = capsys.readouterr()
+    assert "without futures' own cost" in out
+    assert err.endswith("shmsched: decode: zmq: 3 answers were not echo's\n")
 
 
-def test_a_missing_extra_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_one_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(bench.EXTRA, "no_such_module", "no-such-package")
-    done = CliRunner().invoke(bench.command, ["--quick", "--scenario", "core"])
-    assert done.exit_code == 1
-    assert done.output == "Error: bench needs no-such-package: pip install 'shmsched[bench]'\n"
+    assert run(["bench", "--quick", "--scenario", "core"]) == 1
+    assert capsys.readouterr().err == "shmsched: bench needs no-such-package: pip install 'shmsched[bench]'\n"
 
 
 def test_who_measures_without_a_model_needs_no_package_for_one() -> None:

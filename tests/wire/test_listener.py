@@ -157,7 +157,7 @@ def test_what_is_no_socket_is_not_deleted(tmp_path: Path, kind: str) -> None:
         path.write_text("dear diary")
     else:
         path.mkdir()
-    with pytest.raises(SocketPathError, match="exists and is not a socket"):
+    with pytest.raises(SocketPathError, match="exists and is not a socket" if kind == "file" else "names a directory"):
         Listener(path)
     assert path.is_dir() if kind == "directory" else path.read_text() == "dear diary"
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
@@ -362,3 +362,14 @@ def test_a_place_that_is_too_long_names_the_variable_and_another_is_found(
     monkeypatch.setenv("SHMSCHED_SOCKET", str(tmp_path / ("y" * 108)))
     with pytest.raises(SocketPathError, match="Choose a shorter one with SHMSCHED_SOCKET"):
         Listener(default_socket())
+
+
+def test_a_link_on_the_way_that_is_removed_leaves_no_dead_socket(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir(mode=0o700)
+    link.symlink_to(real)
+    listener = Listener(link / "s")
+    assert {path.name for path in real.iterdir()} == {"s", "s.lock"}
+    link.unlink()
+    listener.close()
+    assert list(real.iterdir()) == []
