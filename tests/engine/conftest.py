@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from engine.played import Scheduler, Start
+from engine.played import Start
 
 from shmsched.engine import Engine
+
+from support.peers.scheduler import Scheduler
 
 
 @pytest.fixture

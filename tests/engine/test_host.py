@@ -14,18 +14,13 @@ from engine.played import (
     DONE,
     FAIL,
     FAILED,
-    LAYOUT,
-    LIMITS,
     LONG,
     NOTHING,
     RAISE,
-    UNTOUCHED,
     VOCAB,
     WILD,
     Commanded,
-    Scheduler,
     Start,
-    Step,
     last,
 )
 
@@ -36,6 +31,8 @@ from shmsched.memory.segment import Segment
 from shmsched.params import OutputRows
 from shmsched.wire import frames
 from shmsched.workers.echo import Echo
+
+from support.peers.scheduler import LAYOUT, LIMITS, UNTOUCHED, Scheduler, Step
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from engine.played import DEFER, DONE, FAIL, NOTHING, RAISE, WILD, Commanded, Start, Step, last
+from engine.played import DEFER, DONE, FAIL, NOTHING, RAISE, WILD, Commanded, Start, last
 
 from shmsched.errors import ProtocolError
 from shmsched.wire import frames
+
+from support.peers.scheduler import Step
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 

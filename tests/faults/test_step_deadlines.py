@@ -9,12 +9,14 @@ from concurrent.futures import wait
 import pytest
 
 import shmsched
+from shmsched.errors import ErrorCode
 from shmsched.memory.layouts import StepStatus
 
 from faults.decoding import VOCAB
 from processes import engines as moods
 from processes.leftovers import wait_until
 from support.peers.by_hand import DEADLINE, EngineByHand
+from support.world import World, of_settings
 
 MOODY = f"{moods.__file__}:Moody"
 SOON = 0.05
@@ -63,16 +65,23 @@ def test_a_step_not_dispatched_in_time_leaves_its_queue_with_what_follows_it_and
         assert again.result(DEADLINE).tokens.tolist() == [3]
 
 
-def test_a_dispatched_step_completes_however_late(cluster: shmsched.Cluster) -> None:
-    with EngineByHand(cluster.socket) as engine, cluster.client() as client:
-        deadline = time.monotonic() + 1.0
-        future = client.open_session().submit([1], deadline=deadline)
-        batch = engine.work()
-        assert time.monotonic() < deadline, "the machine was too slow for this test"
-        wait_until(lambda: time.monotonic() > deadline + 0.05, "the deadline to pass")
-        assert not future.done()
-        engine.answer(batch, 7)
-        assert future.result(DEADLINE).tokens.tolist() == [7]
+@pytest.fixture
+def world() -> Iterator[World]:
+    with of_settings() as world:
+        world.begin()
+        yield world
+
+
+def test_a_dispatched_step_completes_however_late(world: World) -> None:
+    client, engine = world.clients[0], world.engines[0]
+    client.submit(client.step(deadline=world.clock.now() + 1.0))
+    world.turn()
+    assert engine.batches == [1]
+    world.pass_time(1.1)
+    assert not client.failures
+    engine.answer(1, [StepStatus.DONE], [7])
+    world.turn()
+    assert (client.cursors[0], client.failures) == (1, [])
 
 
 def test_a_prompt_of_many_chunks_fails_as_one(cluster: shmsched.Cluster) -> None:
@@ -126,29 +135,29 @@ def test_deadlines_hold_while_the_engine_hangs() -> None:
             stuck.result(DEADLINE)
 
 
-def test_each_further_decode_of_a_generation_has_the_deadline(cluster: shmsched.Cluster) -> None:
-    with EngineByHand(cluster.socket) as engine, cluster.client() as client:
-        session = client.open_session()
-        deadline = time.monotonic() + 1.0
-        stream = session.stream([1], further=10, deadline=deadline)
-        engine.answer(engine.work(), 2)
-        engine.answer(engine.work(), 3)
-        held = engine.work()
-        wait_until(lambda: time.monotonic() > deadline, "the deadline to pass")
-        # It was dispatched in time. The one after it is not, though the engine was given it ahead: its answer is nobody's.
-        ahead = engine.work()
-        engine.answer(held, 4)
-        tokens = []
-        with pytest.raises(shmsched.DeadlineExceeded):
-            while True:
-                tokens.append(stream.next(DEADLINE).token)
-        assert tokens == [2, 3, 4]
-        again = session.submit([4])
-        engine.answer(ahead, 6)
-        batch = engine.work()
-        assert [step.position for step in engine.steps()] == [3]
-        engine.answer(batch, 5)
-        assert again.result(DEADLINE).tokens.tolist() == [5]
+def test_each_further_decode_of_a_generation_has_the_deadline(world: World) -> None:
+    client, engine = world.clients[0], world.engines[0]
+    client.submit(client.step(further=10, deadline=world.clock.now() + 1.0))
+    world.turn()
+    for batch in (1, 2):
+        engine.answer(batch, [StepStatus.DONE], [5])
+        world.turn()
+    world.pass_time(1.1)
+    # The third was dispatched in time. The one after it was not, though the engine was given it ahead: its answer is nobody's.
+    assert engine.batches == [1, 2, 3, 4]
+    engine.answer(3, [StepStatus.DONE], [5])
+    world.turn()
+    assert client.cursors[2] == 3
+    assert [failed.code for failed in client.failures] == [ErrorCode.DEADLINE_EXCEEDED]
+    client.submit(client.step(3))
+    engine.answer(4, [StepStatus.DONE], [6])
+    world.turn()
+    assert engine.batches[4:] == [5]
+    assert [step.position for step in engine.slots.steps(5)] == [3]
+    engine.answer(5, [StepStatus.DONE], [5])
+    world.turn()
+    assert (client.cursors[0], len(client.failures)) == (1, 1)
+    world.check()
 
 
 def test_cancelling_a_dispatched_step_drops_its_answer(cluster: shmsched.Cluster) -> None:
