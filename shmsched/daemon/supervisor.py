@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -152,14 +153,12 @@ class Supervisor:
         if self._to_come:
             return
         known = {worker.process.pid for worker in self.workers if worker.process is not None}
-        try:
+        with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid in known:
                     # Looked at again once that one is buried.
                     return
                 os.waitpid(ended.si_pid, os.WNOHANG)
-        except ChildProcessError:
-            pass
 
     @property
     def coming(self) -> list[str]:
@@ -245,7 +244,6 @@ class Supervisor:
             self._loop.post(lambda w=worker, p=process, s=leash: self._spawned(w, p, s))  # type: ignore[misc]
 
     def close(self) -> None:
-        """End the thread that spawns, and with it whatever it has made."""
         self._to_spawn.put(None)
 
     def _spawn(self, worker: Worker) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -253,11 +251,10 @@ class Supervisor:
         leash, theirs = socket.socketpair()
         leash.setblocking(False)
         command = [worker.python, "-P", "-m", "shmsched.engine.keeper", str(theirs.fileno()), worker.spec]
-        command += ["--socket", str(self._config.socket)]
         try:
             # Standard output is the daemon's own, for its ready line; a session of its own keeps a terminal's Ctrl-C away.
             process = subprocess.Popen(
-                command,
+                [*command, "--socket", str(self._config.socket)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 env={**os.environ, **worker.env, **worker.mark.environment},
