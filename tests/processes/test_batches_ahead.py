@@ -17,7 +17,7 @@ from processes.ways import ENGINES
 DEADLINE = 30.0
 STEP_S = 0.02
 """Long enough for the scheduler to look ahead in the middle of a batch, on a machine with other things to do too."""
-SLOW = f"shmsched.tools.bench.numbered:Numbered?vocab={VOCAB}&step_us={1e6 * STEP_S:g}"
+SLOW = f"shmsched.tools.bench.engines:Numbered?vocab={VOCAB}&step_us={1e6 * STEP_S:g}"
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 

@@ -16,19 +16,19 @@ from click.testing import CliRunner
 
 from shmsched.cli.root import run
 from shmsched.tools.bench import command as bench
-from shmsched.tools.bench.contestant import Contestant
+from shmsched.tools.bench.contestant import HOST, Contestant
 from shmsched.tools.bench.crew import BenchFault
 from shmsched.tools.bench.measure import Effort, Finding
-from shmsched.tools.bench.plan import RACING, Plan, Transport
+from shmsched.tools.bench.plan import Gauge, Plan, Transport, Way
 from shmsched.tools.bench.scenarios import SCENARIOS, Scenario
 
 from processes.leftovers import our_processes, wait_until
 
 DEADLINE_S = 60.0
-LOAD = Plan(transport=Transport.SHMSCHED, clients=2, sessions=3, batch=4, vocab=1000)
+RACING = Transport.SHMSCHED, Transport.ZMQ, Transport.MPQUEUE, Transport.INPROC, Transport.LIMIT
+LOAD = Plan(clients=2, sessions=3, batch=4, vocab=1000)
 LIAR = """
-from shmsched.tools.bench.peers import {module}
-from shmsched.tools.bench.peers.echoing import Echoing
+from shmsched.tools.bench.peers.common import Echoing
 
 honest = Echoing.forward
 
@@ -39,15 +39,28 @@ def forward(self, sessions, tokens):
 
 Echoing.forward = forward
 
-from shmsched.tools.bench.host import main
-main()
+from shmsched.tools.bench.crew import host
+host()
 """
 
 
-@pytest.mark.parametrize("transport", RACING, ids=lambda t: t.value)
-@pytest.mark.parametrize("raw", [False, True], ids=["tokens", "raw"])
-def test_every_contestant_answers_as_echo_does_round_after_round(transport: Transport, raw: bool) -> None:
-    with Contestant(replace(LOAD, transport=transport, raw=raw)) as contestant:
+PLANS = {
+    **{transport.value: replace(LOAD, transport=transport) for transport in RACING},
+    **{
+        f"{transport.value}, {way.name}": replace(LOAD, transport=transport, way=way)
+        for transport in (Transport.SHMSCHED, Transport.ZMQ)
+        for way in (Way.CALLBACKS, Way.ASYNCIO)
+    },
+    **{
+        f"{transport.value}, raw": replace(LOAD, transport=transport, raw=True)
+        for transport in (Transport.SHMSCHED, Transport.ZMQ, Transport.LIMIT)
+    },
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_every_contestant_answers_as_echo_does_round_after_round(plan: Plan) -> None:
+    with Contestant(plan) as contestant:
         for _ in range(2):
             result = contestant.run(0.05, 0.1)
             assert result.steps_per_s > 0
@@ -55,32 +68,53 @@ def test_every_contestant_answers_as_echo_does_round_after_round(transport: Tran
 
 
 def test_generations_that_the_scheduler_drives_go_on_round_after_round() -> None:
-    with Contestant(replace(LOAD, streamed=True)) as contestant:
+    with Contestant(replace(LOAD, way=Way.STREAM)) as contestant:
         for _ in range(2):
             assert contestant.run(0.05, 0.1).steps_per_s > 0
 
 
 @pytest.mark.parametrize("transport", [Transport.ZMQ, Transport.LIMIT], ids=lambda t: t.value)
 def test_a_lone_session_is_timed_step_by_step(transport: Transport) -> None:
-    with Contestant(replace(LOAD, transport=transport, clients=1, sessions=1)) as contestant:
+    plan = replace(LOAD, transport=transport, clients=1, sessions=1, gauge=Gauge.LATENCY)
+    with Contestant(plan) as contestant:
         result = contestant.run(0.0, 0.1)
-        assert 0.0 < result.p50_us < 1e6
+        assert 0.0 < result.gauged < 1e6
 
 
-@pytest.mark.parametrize(("liar", "raw"), [(Transport.ZMQ, False), (Transport.MPQUEUE, True), (Transport.INPROC, True)])
-def test_one_wrong_batch_is_found(liar: Transport, raw: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "liar.py").write_text(LIAR.format(module=liar.value))
-    start = subprocess.Popen
-
-    def start_liar(line: list[str], **settings: object) -> subprocess.Popen[bytes]:
-        return start([line[0], str(tmp_path / "liar.py")], **settings)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr("shmsched.tools.bench.contestant.subprocess.Popen", start_liar)
+@pytest.mark.parametrize(
+    ("liar", "raw", "way"),
+    [
+        (Transport.ZMQ, False, Way.RESULTS),
+        (Transport.ZMQ, True, Way.RESULTS),
+        (Transport.ZMQ, False, Way.CALLBACKS),
+        (Transport.ZMQ, False, Way.ASYNCIO),
+        (Transport.MPQUEUE, False, Way.RESULTS),
+        (Transport.INPROC, False, Way.RESULTS),
+    ],
+)
+def test_one_wrong_batch_is_found(liar: Transport, raw: bool, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmsched.tools.bench.contestant.HOST", LIAR)
     with (
-        Contestant(replace(LOAD, transport=liar, raw=raw)) as contestant,
+        Contestant(replace(LOAD, transport=liar, raw=raw, way=way)) as contestant,
         pytest.raises(BenchFault, match=f"{liar.value}: [1-6] answers were not echo's"),
     ):
         contestant.run(0.1, 0.2)
+
+
+def test_another_environment_s_shmsched_runs_the_same_load(capfd: pytest.CaptureFixture[str]) -> None:
+    with Contestant(LOAD, f"SHMSCHED_INTERPRETED=1 {sys.executable}") as beside:
+        assert beside.run(0.05, 0.1).steps_per_s > 0
+        engine = Path(f"/proc/{beside.processes['engine'][0]}/environ").read_bytes()
+        assert b"SHMSCHED_INTERPRETED=1" in engine.split(b"\0")
+    with pytest.raises(BenchFault, match="beside ended early"), Contestant(LOAD, "no-such-python"):
+        pass
+    assert "no-such-python" in capfd.readouterr().err
+
+
+def test_beside_is_refused_where_nobody_races() -> None:
+    done = CliRunner().invoke(bench.command, ["--beside", sys.executable, "--scenario", "decode", "--scenario", "idle"])
+    assert done.exit_code == 2
+    assert "not for idle" in done.output
 
 
 @pytest.mark.parametrize("transport", [Transport.SHMSCHED, Transport.ZMQ], ids=lambda t: t.value)
@@ -88,12 +122,13 @@ def test_a_killed_host_takes_all_its_processes_along(transport: Transport) -> No
     before = set(our_processes())
     with Contestant(replace(LOAD, transport=transport)) as contestant:
         contestant.run(0.0, 0.05)
-        host = contestant._process
-        os.kill(host.pid, signal.SIGKILL)
+        a_client = Path(f"/proc/{contestant.processes['client'][0]}/stat").read_text()
+        host = int(a_client.rpartition(")")[2].split()[1])
+        os.kill(host, signal.SIGKILL)
         with pytest.raises(BenchFault, match="ended early"):
             contestant.run(0.0, 0.05)
         # Closing would kill the whole group.
-        wait_until(lambda: {p.pid for p in set(our_processes()) - before} <= {host.pid}, "its processes to end with it")
+        wait_until(lambda: {p.pid for p in set(our_processes()) - before} <= {host}, "its processes to end with it")
 
 
 def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
@@ -107,9 +142,8 @@ def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
         tmp_path / "out.json",
     ]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
-        hosts = "-m shmsched.tools.bench.host"
         wait_until(
-            lambda: sum(hosts in command for command in our_processes().values()) >= 2,
+            lambda: sum(HOST in command for command in our_processes().values()) >= 2,
             "contestants to start",
             DEADLINE_S,
         )
@@ -127,11 +161,11 @@ def test_the_command_shows_and_writes_what_it_found(tmp_path: Path) -> None:
         [*line, "--json", json_path, "--png", png_path], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "without futures' own cost" in done.stdout
+    assert "Scheduler / deque and Future" in done.stdout
     assert "quick" in done.stdout
     document = json.loads(json_path.read_text())
     (scenario,) = document["scenarios"]
-    (verdict,) = scenario["verdicts"]
+    *_, verdict = scenario["figures"]
     assert verdict["met"] == (verdict["median"] >= verdict["bar"]["limit"])
     assert len(verdict["values"]) == 3
     assert png_path.read_bytes().startswith(b"\x89PNG")
@@ -149,19 +183,20 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", ["roundtrip", "busy", "storm", "depth", "idle", "memory"])
+@pytest.mark.parametrize(
+    "name",
+    ["roundtrip", "callbacks", "asyncio", "continuation", "busy", "busy-wide", "storm", "depth", "idle", "memory"],
+)
 def test_every_kind_of_scenario_comes_to_its_verdicts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for what, value in SMALL.items():
         monkeypatch.setattr(f"shmsched.tools.bench.{what}", value)
     effort = Effort(rounds=1, seconds=0.1, warm_up=0.05)
     finding = SCENARIOS[name].run(effort)
-    assert finding.verdicts
-    for values in [*(s.values for s in finding.series), *(v.values for v in finding.verdicts)]:
-        assert len(values) == 1
-        assert math.isfinite(values[0])
-        assert values[0] >= 0.0
-    if name == "roundtrip":
-        assert [series.name for series in finding.series] == [transport.value for transport in RACING]
+    assert any(figure.bar for figure in finding.figures)
+    for figure in finding.figures:
+        assert len(figure.values) == 1
+        assert math.isfinite(figure.values[0])
+        assert figure.values[0] >= 0.0
 
 
 def test_what_others_found_is_shown_beside_a_fault(
@@ -173,7 +208,7 @@ def test_what_others_found_is_shown_beside_a_fault(
     monkeypatch.setitem(SCENARIOS, "decode", Scenario("fails", broken))
     assert run(["bench", "--quick", "--scenario", "decode", "--scenario", "core"]) == 1
     out, err = capsys.readouterr()
-    assert "without futures' own cost" in out
+    assert "Scheduler / deque and Future" in out
     assert err.endswith("shmsched: decode: zmq: 3 answers were not echo's\n")
 
 
@@ -195,7 +230,7 @@ def test_who_measures_without_a_model_needs_no_package_for_one() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert "without futures' own cost" in done.stdout
+    assert "Scheduler / deque and Future" in done.stdout
 
 
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:

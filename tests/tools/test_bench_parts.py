@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from shmsched import SamplingParams
-from shmsched.tools.bench.load import rounds
-from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Spread, Verdict, alternate, ratios
+from shmsched.tools.bench.load import rounds, together
+from shmsched.tools.bench.measure import Bar, Effort, Figure, Finding, alternate, ratio
 from shmsched.tools.bench.plan import Plan, Round, RoundResult, Tally, Transport
-from shmsched.tools.bench.plot import margin
 from shmsched.tools.bench.processes import per_step, spent, told
 from shmsched.tools.bench.report import figure, to_json
 from shmsched.workers.echo import advance, answer
@@ -36,28 +35,29 @@ def test_runs_alternate() -> None:
 
 def test_a_ratio_is_of_the_runs_that_stood_side_by_side() -> None:
     """The machine got twice as slow in the last round, for both."""
-    assert ratios([10.0, 10.0, 5.0], [5.0, 5.0, 2.5]) == [2.0, 2.0, 2.0]
+    assert ratio({"a": [10.0, 10.0, 5.0], "b": [5.0, 5.0, 2.5]}, "a", "b", Bar(1.0)).values == [2.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("bar", "values", "met"),
     [
-        (Bar(limit=2.0), [1.0, 2.0, 9.0], True),
-        (Bar(limit=2.0), [1.0, 1.9, 9.0], False),
-        (Bar(limit=2.0, at_least=False), [1.0, 2.0, 9.0], True),
-        (Bar(limit=2.0, at_least=False), [1.0, 2.1, 2.2], False),
+        (Bar(2.0), [1.0, 2.0, 9.0], True),
+        (Bar(2.0), [1.0, 1.9, 9.0], False),
+        (Bar(2.0, at_least=False), [1.0, 2.0, 9.0], True),
+        (Bar(2.0, at_least=False), [1.0, 2.1, 2.2], False),
     ],
 )
 def test_the_median_decides(bar: Bar, values: list[float], met: bool) -> None:
-    verdict = Verdict(what="w", unit="x", values=values, bar=bar)
-    assert verdict.met is met
-    assert (margin(verdict).median >= 1.0) is met
-    assert margin(verdict).least <= margin(verdict).median <= margin(verdict).greatest
+    assert Figure("w", "x", values, bar).met is met
 
 
 def test_rounds_of_several_clients_add_up() -> None:
-    tallies = [Tally(steps=100, seconds=2.0, wrong=1, p50_us=0.0), Tally(steps=30, seconds=1.0, wrong=0, p50_us=0.0)]
-    assert RoundResult.of(tallies) == RoundResult(steps_per_s=80.0, wrong=1, p50_us=0.0)
+    tallies = [Tally(100, 2.0, 1, 5.0), Tally(30, 1.0, 0), Tally(0, 1.0, 0, 7.0)]
+    assert RoundResult.of(tallies) == RoundResult(steps_per_s=80.0, wrong=1, gauged=6.0)
+
+
+def test_batches_count_as_whole_from_when_all_take_part_until_one_has_ended() -> None:
+    assert together([[1, 2, 3, 5, 6], [2, 3, 4, 5, 6, 7]]) == 4 / 5
 
 
 def test_what_processes_take_is_counted_by_role_and_step() -> None:
@@ -68,10 +68,8 @@ def test_what_processes_take_is_counted_by_role_and_step() -> None:
     us = per_step(before, spent({"client": [os.getpid()], "engine": []}), 100)
     assert us["client"] >= 500
     assert us["engine"] == 0.0
-    assert (
-        told("a", [{"client": 1.0, "engine": 2.0}, {"client": 3.0, "engine": 2.0}]) == "a 4.0 (client 2.0, engine 2.0)"
-    )
-    assert told("a", [{}]) == ""
+    rounds = [{"client": 1.0, "engine": 2.0}, {"client": 3.0, "engine": 2.0}]
+    assert told({"a": rounds, "threads": [{}]}) == "CPU of a step, us: a 4.0 (client 2.0, engine 2.0)"
 
 
 def test_a_process_that_has_ended_has_taken_nothing() -> None:
@@ -80,21 +78,14 @@ def test_a_process_that_has_ended_has_taken_nothing() -> None:
     assert spent({"client": [ended.pid]}) == {"client": 0}
 
 
-def test_a_plan_survives_its_way_to_the_host() -> None:
-    assert Plan.from_json(PLAN.to_json()) == PLAN
-
-
 def test_the_json_has_every_run_and_what_was_concluded() -> None:
-    finding = Finding(
-        scenario="s",
-        series=[Series(name="a", unit="u", values=[1.0, 2.0, 4.0])],
-        verdicts=[Verdict(what="w", unit="x", values=[3.0], bar=Bar(limit=2.0))],
-    )
-    (document,) = to_json([finding], {}, True)["scenarios"]
-    assert document["series"][0]["values"] == [1.0, 2.0, 4.0]
-    assert document["series"][0]["median"] == 2.0
-    assert document["verdicts"][0]["met"] is True
-    assert finding.series[0].spread == Spread(2.0, 1.0, 4.0)
+    finding = Finding([Figure("a", "u", [1.0, 2.0, 4.0]), Figure("w", "x", [3.0], Bar(2.0))])
+    (document,) = to_json({"s": finding}, {}, True)["scenarios"]
+    assert document["scenario"] == "s"
+    run, verdict = document["figures"]
+    assert run["values"] == [1.0, 2.0, 4.0]
+    assert (run["median"], run["least"], run["greatest"]) == (2.0, 1.0, 4.0)
+    assert verdict["met"] is True
 
 
 @pytest.mark.parametrize(

@@ -2,109 +2,90 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
 
-from shmsched.tools.bench.crew import SLACK_S, START_S, BenchFault
-from shmsched.tools.bench.plan import Plan, Round, RoundResult
+import shmsched.tools
+from shmsched import Control
+from shmsched.tools.bench.crew import SLACK_S, START_S, BenchFault, hear, tell
+from shmsched.tools.bench.plan import Gauge, Plan, Round, RoundResult
 from shmsched.tools.bench.processes import per_step, spent
 
 END_S = 15.0
 LEAD_S = 0.05
+HOST = "from shmsched.tools.bench.crew import host; host()"
+COUNTED = ("steps", "tokens", "batches")
 
 
-class Contestant:
+class Contestant(ExitStack):
     """Starts with ``with``, and ends with it, all of its processes too."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, beside: str | None = None) -> None:
+        super().__init__()
+        self.name = "beside" if beside else plan.transport.value
         self.socket: Path | None = None
-        """Of shmsched's daemon, for its status."""
-        self._processes: dict[str, list[int]] = {}
-        # A process group of its own keeps a terminal's Ctrl-C away, and is what is ended at last.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shmsched.tools.bench.host"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            self._order(plan.to_json())
-            ready = self._hear(2 * START_S)
-            self.socket = Path(ready["socket"]) if ready["socket"] else None
-            self._processes = ready["processes"]
-        except BaseException:
-            self.close()
-            raise
+        """Of shmsched's daemon."""
+        self.processes: dict[str, list[int]] = {}
+        """By what they are."""
+        self._control: Control | None = None
+        with ExitStack() as stack:
+            self._line = stack.enter_context(_hosted(beside))
+            tell(self._line, plan)
+            socket, self.processes = hear(self._line, self.name, 2 * START_S)
+            self.socket = socket and Path(socket)
+            if plan.gauge in (Gauge.BUSY, Gauge.TOGETHER):
+                self._control = stack.enter_context(Control(self.socket))
+            self.push(stack.pop_all())
 
     def run(self, warm_up: float, seconds: float) -> RoundResult:
         """One round. Raises BenchFault if an answer was wrong."""
         start = time.monotonic() + LEAD_S + warm_up
-        when = Round(start=start, end=start + seconds)
-        self._order({"start": when.start, "end": when.end})
-        before, after = self._spent(when.start), self._spent(when.end)
-        result = RoundResult(**self._hear(warm_up + seconds + 2 * SLACK_S))
+        tell(self._line, Round(start, start + seconds))
+        (began, cpu, engine), (ended, cpu_after, engine_after) = self._look(start), self._look(start + seconds)
+        result: RoundResult = hear(self._line, self.name, 2 * SLACK_S)
         if result.wrong:
-            raise BenchFault(f"{self.plan.transport.value}: {result.wrong} answers were not echo's")
-        return replace(result, cpu_us=per_step(before, after, result.steps_per_s * seconds))
+            raise BenchFault(f"{self.name}: {result.wrong} answers were not echo's")
+        counted = {name: (engine_after[name] - engine[name]) / (ended - began) for name in engine}
+        return replace(result, cpu_us=per_step(cpu, cpu_after, result.steps_per_s * seconds), engine=counted)
 
-    def _spent(self, when: float) -> dict[str, float]:
-        """What its processes have taken of the cores by then."""
+    def _look(self, when: float) -> tuple[float, dict[str, float], dict[str, float]]:
+        """When that was, what its processes have taken of the cores by then, and what its engine has done."""
         time.sleep(max(0.0, when - time.monotonic()))
-        return spent(self._processes)
+        engine = self._control.status()["engines"][0] if self._control else {}
+        return time.monotonic(), spent(self.processes), {name: engine[name] for name in COUNTED if engine}
 
-    def close(self) -> None:
-        """End it, and all that it started. Idempotent."""
-        process = self._process
-        if process.returncode is not None:
-            return
-        assert process.stdin is not None
-        assert process.stdout is not None
+
+@contextmanager
+def _hosted(beside: str | None) -> Iterator[Connection]:
+    """A host of this environment, or of another's Python ``beside``, as env(1) takes it: that one runs this bench's code, over
+    its own shmsched."""
+    command = [sys.executable, "-P", "-c", HOST]
+    if beside:
+        tools = [str(Path(path).resolve()) for path in shmsched.tools.__path__]
+        command = ["env", *shlex.split(beside), "-P", "-c", f"import shmsched.tools as t; t.__path__ = {tools}; {HOST}"]
+    line, theirs = Pipe()
+    # A process group of its own keeps a terminal's Ctrl-C away, and is what is ended at last.
+    with subprocess.Popen(
+        [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+    ) as process:
+        theirs.close()
         try:
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
-        _wait_unreaped(process.pid, END_S)
-        # As long as it is not reaped, its number is its group's and nobody else's.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-
-    def __enter__(self) -> Contestant:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _order(self, document: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(document).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            # It is dead; the end of its output tells.
-            pass
-
-    def _hear(self, seconds: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        poll = select.poll()
-        poll.register(self._process.stdout, select.POLLIN)
-        name = self.plan.transport.value
-        if not poll.poll(seconds * 1000):
-            raise BenchFault(f"{name} said nothing for {seconds:.0f} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise BenchFault(f"{name} ended early; what it said is on standard error")
-        document: dict[str, Any] = json.loads(line)
-        return document
+            yield line
+        finally:
+            line.close()
+            _wait_unreaped(process.pid, END_S)
+            # As long as it is not reaped, its number is its group's and nobody else's.
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait_unreaped(pid: int, seconds: float) -> None:

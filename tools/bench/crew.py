@@ -1,136 +1,137 @@
-"""The client processes of a contestant, as its host starts and orders them."""
+"""The host of one contestant: it starts the processes that do the job, and the clients, and orders these."""
 
 from __future__ import annotations
 
-import json
+import ctypes
+import importlib
+import multiprocessing
 import os
-import select
 import signal
-import socket
+import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
-from shmsched.tools.bench.load import Rounds
-from shmsched.tools.bench.plan import Plan, Round, Tally
-from shmsched.tools.bench.processes import Role
+from shmsched.tools.bench.plan import Plan, Round, RoundResult, Tally
 
 START_S = 30.0
 SLACK_S = 40.0
 """How much longer than its round a client may take: longer than one answer may."""
 
+Rounds = Callable[[Round], Tally]
+"""Runs a round with one client."""
 Open = Callable[[int], AbstractContextManager[Rounds]]
 """Connects as client number ``i`` and opens its sessions. Runs in the client's own process, or thread."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class BenchFault(Exception):
     """A contestant does not do its job."""
 
 
+def host() -> None:
+    """The main function. Its plan and its rounds come on the connection that the last argument numbers; it ends when that does,
+    and with it all that it started."""
+    with Connection(int(sys.argv[-1])) as line, ExitStack() as stack:
+        plan: Plan = line.recv()
+        crew = Crew(plan)
+        peer = importlib.import_module(f"shmsched.tools.bench.peers.{plan.transport.value}")
+        socket: str | None = peer.start(plan, crew, stack)
+        crew.wait_ready()
+        tell(line, (socket, crew.processes))
+        for when in _orders(line):
+            tell(line, RoundResult.of(crew.run(when)))
+
+
+def tell(line: Connection, what: Any) -> None:
+    """Where nobody listens any more, hearing tells."""
+    try:
+        line.send(what)
+    except ConnectionError:
+        pass
+
+
+def hear(line: Connection, name: str, seconds: float) -> Any:
+    """The next that is said. Raises BenchFault if nothing is in time, or ever will be."""
+    if not line.poll(max(0.0, seconds)):
+        raise BenchFault(f"{name} said nothing for {seconds:.0f} s")
+    try:
+        return line.recv()
+    except (EOFError, ConnectionError):
+        raise BenchFault(f"{name} ended early; what it said is on standard error") from None
+
+
 class Crew:
-    """Clients that wait for rounds. They end when their orders do."""
+    """The clients; and all processes by what they are: client, scheduler or engine."""
 
     def __init__(self, plan: Plan) -> None:
         self.processes: dict[str, list[int]] = {}
-        """All that do a part of the job, by role."""
         self._plan = plan
-        self._clients: list[_Client] = []
+        self._lines: list[Connection] = []
 
-    def start(self, role: Role, main: Callable[[], None]) -> None:
-        """Start a process that ends with this one."""
-        self.knows(role, _fork(main))
+    def start(self, role: str, main: Callable[[], None]) -> None:
+        """Fork a process that ends with this one."""
+        process = multiprocessing.get_context("fork").Process(target=_below, args=(os.getpid(), main), daemon=True)
+        process.start()
+        assert process.pid is not None
+        self.knows(role, process.pid)
 
-    def knows(self, role: Role, pid: int) -> None:
+    def knows(self, role: str, pid: int) -> None:
         """This one does a part of the job too."""
         self.processes.setdefault(role, []).append(pid)
 
     def fork(self, open_client: Open) -> None:
         """Start each client as a process of its own."""
         for index in range(self._plan.clients):
-            ours, theirs = socket.socketpair()
-
-            def run(index: int = index, theirs: socket.socket = theirs) -> None:
-                # Its copies would hide from the others that their orders have ended.
-                for client in self._clients:
-                    client.control.close()
-                _serve(theirs, open_client, index)
-
-            self.start(Role.CLIENT, run)
+            theirs = self._new_line()
+            self.start("client", partial(_serve, theirs, open_client, index))
             theirs.close()
-            self._clients.append(_Client(index, ours))
 
     def spawn_threads(self, open_client: Open) -> None:
         """Start each client as a thread."""
         for index in range(self._plan.clients):
-            ours, theirs = socket.socketpair()
-            threading.Thread(target=_serve, args=(theirs, open_client, index), daemon=True).start()
-            self._clients.append(_Client(index, ours))
+            threading.Thread(target=_serve, args=(self._new_line(), open_client, index), daemon=True).start()
 
     def wait_ready(self) -> None:
         """Raises BenchFault if a client does not come up."""
-        for client in self._clients:
-            client.hear(START_S)
+        self._hear(START_S)
 
     def run(self, when: Round) -> list[Tally]:
         """Have all clients run a round. Raises BenchFault if one does not tell of it in time."""
-        for client in self._clients:
-            client.control.sendall(json.dumps({"start": when.start, "end": when.end}).encode() + b"\n")
-        until = when.end + SLACK_S
-        return [Tally(**json.loads(client.hear(until - time.monotonic()))) for client in self._clients]
+        for line in self._lines:
+            line.send(when)
+        return self._hear(when.end - time.monotonic() + SLACK_S)
+
+    def _new_line(self) -> Connection:
+        ours, theirs = Pipe()
+        self._lines.append(ours)
+        return theirs
+
+    def _hear(self, seconds: float) -> list[Any]:
+        return [hear(line, f"client {index}", seconds) for index, line in enumerate(self._lines)]
 
 
-class _Client:
-    """The host's end of a client's orders."""
-
-    def __init__(self, index: int, control: socket.socket) -> None:
-        self.control = control
-        self._index = index
-        self._lines = control.makefile("r")
-
-    def hear(self, seconds: float) -> str:
-        self.control.settimeout(max(0.001, seconds))
-        try:
-            line = self._lines.readline()
-        except TimeoutError:
-            raise BenchFault(f"client {self._index} said nothing for {seconds:.0f} s") from None
-        if not line:
-            raise BenchFault(f"client {self._index} ended; its traceback is above")
-        return line
-
-
-def _serve(control: socket.socket, open_client: Open, index: int) -> None:
-    with control, control.makefile("rw") as lines, open_client(index) as run:
-        print("ready", file=lines, flush=True)
-        for line in lines:
-            print(json.dumps(run(Round(**json.loads(line))).to_json()), file=lines, flush=True)
-
-
-def _fork(main: Callable[[], None]) -> int:
-    """Run ``main`` in a child that ends with this process, however this process ends. Returns its pid."""
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def _below(parent: int, main: Callable[[], None]) -> None:
+    """A child dies with its parent, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == parent:
         main()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
 
 
-def _end_with(pid: int) -> None:
+def _serve(line: Connection, open_client: Open, index: int) -> None:
+    with line, open_client(index) as run:
+        line.send("ready")
+        for when in _orders(line):
+            line.send(run(when))
+
+
+def _orders(line: Connection) -> Iterator[Round]:
     try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        os._exit(1)
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll()
-    os._exit(1)
+        while True:
+            yield line.recv()
+    except (EOFError, ConnectionError):
+        return

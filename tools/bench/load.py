@@ -2,129 +2,240 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from queue import SimpleQueue
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from shmsched import SamplingParams, Session
-from shmsched.tools.bench.plan import Plan, Round, Tally
+from shmsched import SamplingParams
+from shmsched.tools.bench.crew import Rounds
+from shmsched.tools.bench.plan import Gauge, Plan, Round, Tally, Way
 from shmsched.workers.echo import MASK, MULTIPLIER, PEAK
 
 ANSWER_S = 30.0
 """How long an answer may take before the contestant counts as broken."""
+FURTHER = 127
+"""How many tokens a generation goes on for after its first."""
 GREEDY = SamplingParams()
 
 
-class Answering(Protocol):
-    """A future. What it resolves to has ``tokens``, and ``logits.data`` of shape (1, vocab) if raw logits were asked for."""
+class Watch:
+    """Counts the steps from a round's start on."""
 
-    def result(self, timeout: float | None = None) -> Any: ...
+    def __init__(self, when: Round) -> None:
+        self.end = when.end
+        self._start = when.start
+        self.began = self._now = 0.0
+        self.steps = 0
+
+    def goes_on(self) -> bool:
+        """Whether to do more. The first look after the round's start begins the count."""
+        self._now = now = time.monotonic()
+        more = now < self.end or not self.began
+        if not self.began and now >= self._start:
+            self.began, self.steps = now, 0
+        return more
+
+    def tally(self, wrong: int, gauged: float | None = None) -> Tally:
+        return Tally(self.steps, self._now - self.began, wrong, gauged)
 
 
-class Submitting(Protocol):
-    """A session, as a client of ours or of a peer gives it."""
+class Note(NamedTuple):
+    """A step's times, and what its engine gave as log-probability."""
 
-    def submit(self, tokens: Sequence[int], *, sampling: SamplingParams | None) -> Answering: ...
+    sent: float
+    taken: float
+    logprob: float
 
 
 class Cursor:
-    """A session, and the rolling hash that its engine must have by now."""
+    """A session, and the rolling hash that its engine must have by now.
 
-    __slots__ = ("future", "hash", "session", "token")
+    The session is a client's of ours or of a peer: ``submit(tokens, sampling=...)`` gives a future. What that resolves to has
+    ``tokens``, and ``logits.data`` of shape (1, vocab) if raw logits were asked for.
+    """
 
-    def __init__(self, session: Submitting) -> None:
+    def __init__(self, session: Any, plan: Plan) -> None:
         self.session = session
-        self.hash = 0
         self.token = 1
-        self.future: Answering
+        self.wrong = 0
+        self.notes: list[Note] = []
+        self.future: Any = None
+        self._hash = 0
+        self._raw, self._vocab = plan.raw, plan.vocab
+        self._sampling = None if plan.raw else GREEDY
 
-    def submit(self, raw: bool) -> None:
+    def submit(self) -> None:
         """Submit the next step."""
-        self.future = self.session.submit([self.token], sampling=None if raw else GREEDY)
-        self.hash = (MULTIPLIER * self.hash + self.token + 1) & MASK
+        self.future = self.session.submit([self.token], sampling=self._sampling)
+        self._hash = (MULTIPLIER * self._hash + self.token + 1) & MASK
 
-    def take(self, plan: Plan) -> bool:
-        """Wait for the answer, which is the next step's token. False if it is not echo's."""
-        answer = self.future.result(ANSWER_S)
-        expected = (self.hash >> 33) % plan.vocab
-        self.token = expected if plan.raw else int(answer.tokens[0])
-        return bool(answer.logits.data[0, expected] == PEAK) if plan.raw else self.token == expected
+    def take(self) -> None:
+        """Wait for the answer."""
+        self.check(self.future.result(ANSWER_S))
+
+    def check(self, answer: Any) -> None:
+        """It has the next step's token. Counts it if it is not echo's."""
+        expected = (self._hash >> 33) % self._vocab
+        if self._raw:
+            self.token = expected
+            self.wrong += int(answer.logits.data[0, expected] != PEAK)
+        else:
+            self.token = int(answer.tokens[0])
+            self.wrong += self.token != expected
+
+    def stream(self, further: int) -> Any:
+        """Have the scheduler go on by itself."""
+        return self.session.stream([self.token], further=further)
+
+    def check_streamed(self, token: int) -> None:
+        """The next of the stream."""
+        self._hash = (MULTIPLIER * self._hash + self.token + 1) & MASK
+        self.token = token
+        self.wrong += token != (self._hash >> 33) % self._vocab
 
 
-Rounds = Callable[[Round], Tally]
-"""Runs a round with one client."""
+class NotingCursor(Cursor):
+    """Keeps notes of its steps."""
+
+    _sent = 0.0
+
+    def submit(self) -> None:
+        self._sent = time.monotonic()
+        super().submit()
+
+    def check(self, answer: Any) -> None:
+        super().check(answer)
+        told = answer.logprobs
+        self.notes.append(Note(self._sent, time.monotonic(), 0.0 if told is None else float(told[0])))
 
 
-def rounds(sessions: Sequence[Submitting], plan: Plan) -> Rounds:
+def rounds(sessions: Sequence[Any], plan: Plan) -> Rounds:
     """Rounds over these sessions, which go on from round to round."""
-    cursors = [Cursor(session) for session in sessions]
-    if plan.clients == plan.sessions == 1:
-        return lambda when: round_trips(cursors[0], plan, when)
-    return lambda when: closed_loop(cursors, plan, when)
+    return over(cursors_of(sessions, plan), plan, use_callbacks if plan.way is Way.CALLBACKS else wait_for_results)
 
 
-def closed_loop(cursors: list[Cursor], plan: Plan, when: Round) -> Tally:
+@contextmanager
+def rounds_in_loop(open_sessions: Callable[[AsyncExitStack], Awaitable[Sequence[Any]]], plan: Plan) -> Iterator[Rounds]:
+    """The same over sessions of an event loop, which runs in rounds only."""
+
+    async def opened() -> list[Cursor]:
+        return cursors_of(await open_sessions(stack), plan)
+
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        cursors = runner.run(opened())
+        try:
+            yield over(cursors, plan, lambda cursors, watch: runner.run(await_tasks(cursors, watch)))
+        finally:
+            runner.run(stack.aclose())
+
+
+def cursors_of(sessions: Sequence[Any], plan: Plan) -> list[Cursor]:
+    kind = Cursor if plan.gauge is Gauge.NONE else NotingCursor
+    return [kind(session, plan) for session in sessions]
+
+
+def over(cursors: Sequence[Cursor], plan: Plan, drive: Callable[[Sequence[Cursor], Watch], None]) -> Rounds:
+    """Rounds in which these are driven so."""
+
+    def run(when: Round) -> Tally:
+        watch = Watch(when)
+        drive(cursors, watch)
+        tally = watch.tally(sum(cursor.wrong for cursor in cursors), _gauge(plan.gauge, cursors, watch.began))
+        for cursor in cursors:
+            cursor.wrong = 0
+            cursor.notes.clear()
+        return tally
+
+    return run
+
+
+def wait_for_results(cursors: Sequence[Cursor], watch: Watch) -> None:
     """Submit one step of every session; then, until the round ends, take the oldest one's answer and submit its next.
 
     Every step is answered when this returns.
     """
-    raw = plan.raw
-    steps = right = taken = 0
-    began = 0.0
     for cursor in cursors:
-        cursor.submit(raw)
-    while (now := time.monotonic()) < when.end or not began:
-        if not began and now >= when.start:
-            began, steps = now, 0
+        cursor.submit()
+    while watch.goes_on():
         for cursor in cursors:
-            right += cursor.take(plan)
-            cursor.submit(raw)
-        steps += len(cursors)
-        taken += len(cursors)
+            cursor.take()
+            cursor.submit()
+        watch.steps += len(cursors)
     for cursor in cursors:
-        right += cursor.take(plan)
-    return Tally(steps=steps, seconds=now - began, wrong=taken + len(cursors) - right, p50_us=0.0)
+        cursor.take()
 
 
-def round_trips(cursor: Cursor, plan: Plan, when: Round) -> Tally:
-    """One step after the other, each timed from submit to result."""
-    times: list[float] = []
-    right = taken = 0
-    began = 0.0
-    while (now := time.monotonic()) < when.end or not began:
-        if not began and now >= when.start:
-            began = now
-            times.clear()
-        cursor.submit(plan.raw)
-        right += cursor.take(plan)
-        times.append(time.monotonic() - now)
-        taken += 1
-    return Tally(steps=len(times), seconds=now - began, wrong=taken - right, p50_us=median(times) * 1e6)
+def use_callbacks(cursors: Sequence[Cursor], watch: Watch) -> None:
+    """Futures' callbacks feed a queue, and this thread submits what comes out of it."""
+    answered: SimpleQueue[Cursor] = SimpleQueue()
+
+    def submit(cursor: Cursor) -> None:
+        cursor.submit()
+        cursor.future.add_done_callback(lambda _: answered.put(cursor))
+
+    for cursor in cursors:
+        submit(cursor)
+    while watch.goes_on():
+        cursor = answered.get(timeout=ANSWER_S)
+        cursor.take()
+        submit(cursor)
+        watch.steps += 1
+    for _ in cursors:
+        answered.get(timeout=ANSWER_S).take()
 
 
-FURTHER = 127
-"""How many tokens a generation goes on for after its first."""
+async def await_tasks(cursors: Sequence[Cursor], watch: Watch) -> None:
+    """Each session has a task that submits and awaits."""
+
+    async def drive(cursor: Cursor) -> None:
+        while watch.goes_on():
+            cursor.submit()
+            cursor.check(await cursor.future)
+            watch.steps += 1
+
+    async with asyncio.timeout(watch.end - time.monotonic() + ANSWER_S):
+        await asyncio.gather(*map(drive, cursors))
 
 
-def streams(sessions: Sequence[Session], plan: Plan) -> Rounds:
-    """Rounds of generations that the scheduler drives. Each session's next one begins with the token that ended its last."""
-    tokens = [1] * len(sessions)
-    hashes = [0] * len(sessions)
+def drive_streams(cursors: Sequence[Cursor], watch: Watch, further: int) -> None:
+    """Generations that the scheduler drives. Each session's next one begins with the token that ended its last."""
+    streams: list[Any] = []
+    left = 0
+    while watch.goes_on():
+        if not left:
+            streams, left = [cursor.stream(further) for cursor in cursors], further + 1
+        for cursor, stream in zip(cursors, streams, strict=True):
+            sampled = stream.next(ANSWER_S)
+            cursor.check_streamed(sampled.token)
+            if isinstance(cursor, NotingCursor):
+                cursor.notes.append(Note(sampled.arrived, sampled.arrived, sampled.logprob))
+        watch.steps += len(cursors)
+        left -= 1
+    for stream in streams:
+        stream.cancel()
 
-    def run(when: Round) -> Tally:
-        steps = wrong = 0
-        began = 0.0
-        while (now := time.monotonic()) < when.end or not began:
-            generations = [s.stream([token], further=FURTHER) for s, token in zip(sessions, tokens, strict=True)]
-            for _ in range(FURTHER + 1):
-                if not began and (now := time.monotonic()) >= when.start:
-                    began, steps = now, 0
-                for i, generation in enumerate(generations):
-                    h = hashes[i] = (MULTIPLIER * hashes[i] + tokens[i] + 1) & MASK
-                    token = tokens[i] = generation.next(ANSWER_S).token
-                    wrong += token != (h >> 33) % plan.vocab
-                steps += len(sessions)
-        return Tally(steps=steps, seconds=now - began, wrong=wrong, p50_us=0.0)
 
-    return run
+def _gauge(gauge: Gauge, cursors: Sequence[Cursor], began: float) -> float | None:
+    counted = [[note for note in cursor.notes if note.sent >= began] for cursor in cursors]
+    if min(map(len, counted)) < 2:
+        return None
+    if gauge is Gauge.LATENCY:
+        return 1e6 * median(note.taken - note.sent for note in counted[0])
+    if gauge is Gauge.BUSY:
+        first, last = counted[0][0], counted[0][-1]
+        return (last.logprob - first.logprob) / 10.0 / (last.taken - first.taken)
+    return 100.0 * together([[int(note.logprob) for note in of_session] for of_session in counted])
+
+
+def together(batches: Sequence[Sequence[int]]) -> float:
+    """The share of batches in which every session had a step, of those from when all had begun until one had ended. Each
+    session's batches are given."""
+    first, last = max(of_session[0] for of_session in batches), min(of_session[-1] for of_session in batches)
+    steps = Counter(batch for of_session in batches for batch in of_session if first <= batch <= last)
+    return sum(n == len(batches) for n in steps.values()) / (last - first + 1)

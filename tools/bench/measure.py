@@ -5,113 +5,86 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TypeVar
 
-Show = Callable[[str], None]
-"""Told what is being measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How long and how often to measure."""
-
-    rounds: int
-    seconds: float
-    """Of one round."""
-    warm_up: float
-    """Before each round, not counted."""
-    show: Show = lambda _: None
-
-
-FULL_ROUNDS, QUICK_ROUNDS = 7, 3
-
-
-def full(show: Show) -> Effort:
-    """What bars are judged by."""
-    return Effort(rounds=FULL_ROUNDS, seconds=1.5, warm_up=0.3, show=show)
-
-
-def quick(show: Show) -> Effort:
-    """To see that it runs, and roughly where things stand."""
-    return Effort(rounds=QUICK_ROUNDS, seconds=0.5, warm_up=0.2, show=show)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The median of several runs, the least and the greatest."""
+class Effort:
+    """How often and how long to measure. The warm-up before each round is not counted."""
 
-    median: float
-    least: float
-    greatest: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """One contestant's runs."""
-
-    name: str
-    unit: str
-    values: list[float]
-
-    @property
-    def spread(self) -> Spread:
-        return Spread.of(self.values)
+    rounds: int
+    seconds: float
+    warm_up: float
+    show: Callable[[str], None] = lambda _: None
+    """Told what is being measured."""
+    beside: str | None = None
+    """Another environment's Python, whose shmsched is the only other contestant."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+FULL, QUICK = Effort(7, 1.5, 0.3), Effort(3, 0.5, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
 class Bar:
     """What must come out."""
 
     limit: float
     at_least: bool = True
 
-    def met(self, value: float) -> bool:
-        return value >= self.limit if self.at_least else value <= self.limit
+    def times(self, value: float) -> float:
+        """1 is the bar itself; more is better, whichever way the bar points."""
+        return value / self.limit if self.at_least else self.limit / max(value, 1e-9)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A figure and its bar. ``values`` has one for each round, or the worst of all where no round may miss it."""
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What came out of each round, and its bar if there is one. The unit of ratios is x."""
 
     what: str
     unit: str
-    """``x`` for ratios."""
     values: list[float]
-    bar: Bar
+    bar: Bar | None = None
 
     @property
-    def spread(self) -> Spread:
-        return Spread.of(self.values)
+    def spread(self) -> tuple[float, float, float]:
+        """The median, the least and the greatest."""
+        return median(self.values), min(self.values), max(self.values)
+
+    @property
+    def times_bar(self) -> float:
+        """The median, as a multiple of its bar; of none, nothing."""
+        return self.bar.times(self.spread[0]) if self.bar else 0.0
 
     @property
     def met(self) -> bool:
-        """By the median."""
-        return self.bar.met(self.spread.median)
+        return self.times_bar >= 1.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Finding:
     """What a scenario found."""
 
-    scenario: str
-    series: list[Series] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    figures: list[Figure]
     notes: list[str] = field(default_factory=list)
 
 
-def alternate(runs: Mapping[str, Callable[[], float]], effort: Effort) -> dict[str, list[float]]:
+def alternate(runs: Mapping[str, Callable[[], T]], effort: Effort) -> dict[str, list[T]]:
     """A B C A B C ...: each of ``runs`` once in every round, so that what else the machine does meets all of them alike."""
-    values: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[str, list[T]] = {name: [] for name in runs}
     for number in range(effort.rounds):
         for name, run in runs.items():
             effort.show(f"{name}, round {number + 1} of {effort.rounds}")
-            values[name].append(run())
-    return values
+            results[name].append(run())
+    return results
 
 
-def ratios(of: list[float], to: list[float]) -> list[float]:
+def figures(values: Mapping[str, list[float]], unit: str) -> list[Figure]:
+    """Of runs, with no bar."""
+    return [Figure(name, unit, got) for name, got in values.items()]
+
+
+def ratio(values: Mapping[str, list[float]], of: str, to: str, bar: Bar) -> Figure:
     """Of each round's pair."""
-    return [a / b for a, b in zip(of, to, strict=True)]
+    return Figure(f"{of} / {to}", "x", [a / b for a, b in zip(values[of], values[to], strict=True)], bar)

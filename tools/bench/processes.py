@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-
-class Role(StrEnum):
-    """What a process is there for."""
-
-    CLIENT = "client"
-    SCHEDULER = "scheduler"
-    ENGINE = "engine"
-
-
-Pids = Mapping[str, list[int]]
-"""By role."""
 Seconds = dict[str, float]
 """Of all processes of each role together."""
 
 
-def spent(processes: Pids) -> Seconds:
-    """For how long all their threads have run so far (proc_pid_schedstat(5)). Of one that has ended, nothing."""
+def spent(processes: Mapping[str, list[int]]) -> Seconds:
+    """For how long all threads of each role's processes have run so far (proc_pid_schedstat(5)). Of one that has ended, nothing."""
     return {role: sum(map(_spent, pids)) for role, pids in processes.items()}
 
 
@@ -32,8 +20,13 @@ def per_step(before: Seconds, after: Seconds, n_steps: float) -> Seconds:
     return {role: 1e6 * (after[role] - before[role]) / n_steps for role in after} if n_steps else {}
 
 
-def told(name: str, rounds: list[Seconds]) -> str:
-    """The medians of several rounds, in words; nothing where there is no process to look at."""
+def told(cpu: Mapping[str, list[Seconds]]) -> str:
+    """A step's way through all processes of each contestant, in words: the medians of its rounds."""
+    return "CPU of a step, us: " + "; ".join(filter(None, map(_told, cpu, cpu.values())))
+
+
+def _told(name: str, rounds: list[Seconds]) -> str:
+    """Nothing where there is no process to look at."""
     medians = {role: median(r[role] for r in rounds) for role in (rounds[0] if rounds else ())}
     parts = ", ".join(f"{role} {us:.1f}" for role, us in medians.items())
     return f"{name} {sum(medians.values()):.1f} ({parts})" if medians else ""

@@ -1,107 +1,78 @@
-"""Scenarios in which all transports carry the same load."""
+"""Scenarios in which transports carry the same load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from shmsched.tools.bench.contestant import Contestant
-from shmsched.tools.bench.measure import Bar, Effort, Finding, Series, Verdict, alternate, ratios
-from shmsched.tools.bench.plan import RACING, Plan, RoundResult, Transport
-from shmsched.tools.bench.processes import Seconds, told
+from shmsched.tools.bench.measure import Bar, Effort, Finding, alternate, figures, ratio
+from shmsched.tools.bench.plan import Gauge, Plan, RoundResult, Transport, Way
+from shmsched.tools.bench.processes import told
 
-OURS = Transport.SHMSCHED
+OURS, BESIDE = Transport.SHMSCHED.value, "beside"
+ZMQ, MPQUEUE, INPROC, LIMIT = Transport.ZMQ, Transport.MPQUEUE, Transport.INPROC, Transport.LIMIT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Race:
     """The same load for every contestant, and bars for our ratio to others."""
 
-    name: str
+    measures: str
+    """In a line."""
     load: Plan
-    """Its transport is each contestant's in turn."""
-    bars: dict[Transport, Bar]
-    figure: Callable[[RoundResult], float] = lambda result: result.steps_per_s
-    unit: str = "steps/s"
+    """Ours. Peers wait for results where the scheduler drives: they know no other way."""
+    bars: Mapping[Transport, Bar | None]
+    """For each peer. None: shown, and no more."""
+    beside: Bar | None = None
+    """For another shmsched, which is asked for in place of the peers. None: to be no worse."""
 
     def run(self, effort: Effort) -> Finding:
-        cpu: dict[str, list[Seconds]] = {transport.value: [] for transport in RACING}
+        latency = self.load.gauge is Gauge.LATENCY
+        bars = {transport.value: bar for transport, bar in self.bars.items()}
+        if effort.beside:
+            bars = {BESIDE: self.beside or Bar(1.0, at_least=not latency)}
         with ExitStack() as stack:
-            runs: dict[str, Callable[[], float]] = {}
-            for transport in RACING:
-                effort.show(f"{transport.value} starts")
-                contestant = stack.enter_context(Contestant(replace(self.load, transport=transport)))
-                runs[transport.value] = self.runner(contestant, effort, cpu[transport.value])
-            values = alternate(runs, effort)
-        finding = Finding(scenario=self.name, notes=[_cpu_note(cpu)])
-        finding.series = [Series(name=name, unit=self.unit, values=got) for name, got in values.items()]
-        finding.verdicts = [
-            Verdict(
-                what=f"{OURS.value} / {other.value}",
-                unit="x",
-                values=ratios(values[OURS.value], values[other.value]),
-                bar=bar,
-            )
-            for other, bar in self.bars.items()
-        ]
-        return finding
+            runs: dict[str, Callable[[], RoundResult]] = {}
+            for other in (OURS, *bars):
+                effort.show(f"{other} starts")
+                contestant = stack.enter_context(self._start(other, effort))
+                runs[other] = partial(contestant.run, effort.warm_up, effort.seconds)
+            results = alternate(runs, effort)
+        values = {other: [r.gauged if latency else r.steps_per_s for r in got] for other, got in results.items()}
+        ratios = [ratio(values, OURS, other, bar) for other, bar in bars.items() if bar]
+        cpu = told({other: [r.cpu_us for r in got] for other, got in results.items()})
+        return Finding(figures(values, "us, p50" if latency else "steps/s") + ratios, [cpu])
 
-    def runner(self, contestant: Contestant, effort: Effort, cpu: list[Seconds]) -> Callable[[], float]:
-        def run() -> float:
-            result = contestant.run(effort.warm_up, effort.seconds)
-            cpu.append(result.cpu_us)
-            return self.figure(result)
-
-        return run
+    def _start(self, name: str, effort: Effort) -> Contestant:
+        if name in (OURS, BESIDE):
+            return Contestant(self.load, effort.beside if name == BESIDE else None)
+        way = Way.RESULTS if self.load.way is Way.STREAM else self.load.way
+        return Contestant(replace(self.load, transport=Transport(name), way=way))
 
 
-def _cpu_note(cpu: dict[str, list[Seconds]]) -> str:
-    """A step's way through all processes, and where it spends itself."""
-    return "CPU of a step, us: " + "; ".join(filter(None, [told(name, rounds) for name, rounds in cpu.items()]))
-
-
-def _load(clients: int, sessions: int, batch: int, *, vocab: int = 32_000, raw: bool = False) -> Plan:
-    return Plan(transport=OURS, clients=clients, sessions=sessions, batch=batch, vocab=vocab, raw=raw)
-
-
-CONTINUATION = "continuation"
-ZMQ, MPQUEUE, LIMIT = Transport.ZMQ, Transport.MPQUEUE, Transport.LIMIT
-
-DECODE = Race(name="decode", load=_load(4, 8, 32), bars={ZMQ: Bar(limit=2.0), MPQUEUE: Bar(limit=5.0)})
-DECODE_WIDE = Race(name="decode-wide", load=_load(4, 64, 256), bars={ZMQ: Bar(limit=2.0)})
-RAW = Race(name="raw-32k", load=_load(4, 8, 32, raw=True), bars={ZMQ: Bar(limit=7.0), LIMIT: Bar(limit=0.3)})
-RAW_WIDE = Race(
-    name="raw-128k", load=_load(4, 8, 32, vocab=128_000, raw=True), bars={ZMQ: Bar(limit=7.0), LIMIT: Bar(limit=0.7)}
-)
-ROUNDTRIP = Race(
-    name="roundtrip",
-    load=_load(1, 1, 32),
-    bars={ZMQ: Bar(limit=0.6, at_least=False)},
-    figure=lambda result: result.p50_us,
-    unit="us, p50",
-)
-
-
-def run_continuation(effort: Effort) -> Finding:
-    """Generations that our scheduler drives, beside the steps that ``zmq``'s clients drive."""
-    load = _load(4, 8, 32)
-    cpu: dict[str, list[Seconds]] = {"shmsched": [], "zmq": []}
-    with (
-        Contestant(replace(load, streamed=True)) as ours,
-        Contestant(replace(load, transport=ZMQ)) as theirs,
-    ):
-        runs = {
-            "shmsched, continued": DECODE.runner(ours, effort, cpu["shmsched"]),
-            "zmq, decode": DECODE.runner(theirs, effort, cpu["zmq"]),
-        }
-        values = alternate(runs, effort)
-    continued, decode = values.values()
-    return Finding(
-        scenario=CONTINUATION,
-        series=[Series(name=name, unit="steps/s", values=got) for name, got in values.items()],
-        verdicts=[
-            Verdict(what="shmsched, continued / zmq", unit="x", values=ratios(continued, decode), bar=Bar(limit=4.0))
-        ],
-        notes=[_cpu_note(cpu)],
-    )
+FOUR = Plan(clients=4, sessions=8, batch=32)
+WIDE = Plan(clients=4, sessions=64, batch=256)
+TASKS = Plan(clients=1, sessions=64, batch=64, way=Way.ASYNCIO)
+ALONE = Plan(clients=1, sessions=1, batch=32, gauge=Gauge.LATENCY)
+RAW, RAW_WIDE = replace(FOUR, raw=True), replace(FOUR, raw=True, vocab=128_000)
+CALLBACKS, STREAM = replace(FOUR, way=Way.CALLBACKS), replace(FOUR, way=Way.STREAM)
+RACES = {
+    "decode": Race(
+        "4 clients x 8 sessions, tokens only, batch 32",
+        FOUR,
+        {ZMQ: Bar(2.0), MPQUEUE: Bar(5.0), INPROC: Bar(1.3), LIMIT: Bar(0.4)},
+        beside=Bar(1.2),
+    ),
+    "decode-wide": Race(
+        "4 clients x 64 sessions, tokens only, batch 256", WIDE, {ZMQ: Bar(3.0), INPROC: Bar(2.0), LIMIT: Bar(0.4)}
+    ),
+    "callbacks": Race("4 x 8, done-callbacks feed a queue, and another thread submits", CALLBACKS, {ZMQ: Bar(1.5)}),
+    "asyncio": Race("64 sessions of one process, a task each", TASKS, {ZMQ: Bar(1.5)}),
+    "raw-32k": Race("4 x 8, raw logits, vocabulary of 32,000", RAW, {ZMQ: Bar(7.0), LIMIT: Bar(0.4)}),
+    "raw-128k": Race("4 x 8, raw logits, vocabulary of 128,000", RAW_WIDE, {ZMQ: Bar(7.0), LIMIT: Bar(0.75)}),
+    "roundtrip": Race("1 client, 1 session, from submit to result", ALONE, {ZMQ: Bar(0.6, False), LIMIT: None}),
+    "continuation": Race("generations driven by the scheduler, 4 x 8 sessions", STREAM, {ZMQ: Bar(6.0)}),
+}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from shmsched.tools.bench import busy, core, depth, model, races, resting, storm
-from shmsched.tools.bench.measure import Effort, Finding
+from shmsched.tools.bench.measure import Bar, Effort, Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +19,13 @@ class Scenario:
 
 
 SCENARIOS = {
-    "decode": Scenario("4 clients x 8 sessions, tokens only, batch 32", races.DECODE.run),
-    "decode-wide": Scenario("4 clients x 64 sessions, tokens only, batch 256", races.DECODE_WIDE.run),
-    "raw-32k": Scenario("4 x 8, raw logits, vocabulary of 32,000", races.RAW.run),
-    "raw-128k": Scenario("4 x 8, raw logits, vocabulary of 128,000", races.RAW_WIDE.run),
-    "roundtrip": Scenario("1 client, 1 session, from submit to result", races.ROUNDTRIP.run),
-    races.CONTINUATION: Scenario("generations driven by the scheduler, 4 x 8 sessions", races.run_continuation),
-    busy.NAME: Scenario("echo with 10 ms steps, 4 x 8 sessions", busy.run),
-    storm.NAME: Scenario("8 sessions decode while 100,000-token prompts stream in", storm.run),
-    depth.NAME: Scenario("the cost of a step with much queued, connected and open", depth.run),
-    core.NAME: Scenario("the in-process Scheduler alone", core.run),
-    model.NAME: Scenario("Gemma 3 270M in llama.cpp, 16 sessions of 4 clients, greedy decode", model.run),
-    resting.IDLE: Scenario("daemon, engine and clients with nothing to do", resting.run_idle),
-    resting.MEMORY: Scenario("the daemon with 64 clients and 10,000 sessions", resting.run_memory),
+    **{name: Scenario(race.measures, race.run) for name, race in races.RACES.items()},
+    "busy": Scenario("echo with 10 ms steps, 4 x 8 sessions", partial(busy.run, 8, 92.0, 98.0, Bar(30.0))),
+    "busy-wide": Scenario("the same with 4 x 64 sessions, batch 256", partial(busy.run, 64, 80.0, 96.0, None)),
+    "storm": Scenario("8 sessions decode while 100,000-token prompts stream in", storm.run),
+    "depth": Scenario("the cost of a step with much queued, connected and open", depth.run),
+    "core": Scenario("the in-process Scheduler beside a deque and futures", core.run),
+    "model": Scenario("Gemma 3 270M in llama.cpp, 16 sessions of 4 clients, greedy decode", model.run),
+    "idle": Scenario("daemon, engine and clients with nothing to do", resting.run_idle),
+    "memory": Scenario("the daemon with 64 clients and 10,000 sessions", resting.run_memory),
 }

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from statistics import median
 
 import numpy as np
 import posix_ipc
 
-from shmsched.tools.bench.crew import Crew
-from shmsched.tools.bench.load import ANSWER_S, Rounds
+from shmsched.tools.bench.crew import Crew, Rounds
+from shmsched.tools.bench.load import ANSWER_S, Watch
 from shmsched.tools.bench.plan import Plan, Round, Tally
-from shmsched.tools.bench.processes import Role
 
-STEP = 64 + 4
-"""Bytes of a descriptor and its token."""
-RESULT = 40
-"""Bytes of a record and its sampled token."""
+STEP, RESULT = 64 + 4, 40
+"""Bytes of a descriptor and its token, and of a record and its sampled token."""
 
 
 class Client:
@@ -86,15 +82,14 @@ class Floor:
 
         def run(when: Round) -> Tally:
             nonlocal number
-            began = 0.0
+            watch = Watch(when)
             times: list[float] = []
-            steps = wrong = last = 0
+            wrong = last = 0
             while not last:
-                now = time.monotonic()
-                if not began and now >= when.start:
-                    began, steps = now, 0
+                client.last[0] = not watch.goes_on()
+                if not watch.steps:
                     times.clear()
-                client.last[0] = now >= when.end and began > 0.0
+                sent = time.monotonic()
                 number += 1
                 descriptor[:8] = number.to_bytes(8, "little")
                 for i in range(plan.sessions):
@@ -104,25 +99,20 @@ class Floor:
                 for i in range(plan.sessions):
                     wrong += client.results[i * RESULT : i * RESULT + 8] != descriptor[:8]
                 wrong += plan.raw and not np.all(client.rows[:, -1] == plan.vocab - 1)
-                steps += plan.sessions
+                watch.steps += plan.sessions
                 last = client.last[1]
-                times.append(time.monotonic() - now)
-            seconds = time.monotonic() - began
-            return Tally(steps=steps, seconds=seconds, wrong=wrong, p50_us=median(times) * 1e6)
+                times.append(time.monotonic() - sent)
+            watch.goes_on()
+            return watch.tally(wrong, median(times) * 1e6)
 
         return run
 
 
 def start(plan: Plan, crew: Crew, stack: ExitStack) -> None:
     floor = Floor(plan)
-    crew.start(Role.SCHEDULER, floor.schedule)
-    crew.start(Role.ENGINE, floor.run_engine)
-
-    @contextmanager
-    def open_client(index: int) -> Iterator[Rounds]:
-        yield floor.client(index)
-
-    crew.fork(open_client)
+    crew.start("scheduler", floor.schedule)
+    crew.start("engine", floor.run_engine)
+    crew.fork(lambda index: nullcontext(floor.client(index)))
 
 
 def _semaphore() -> posix_ipc.Semaphore:
