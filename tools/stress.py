@@ -6,9 +6,8 @@ import json
 import math
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -17,9 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shmsched.tools.load import report
 from shmsched.tools.load.chaos import SHARES, Chaos, Fault, parse_chaos
-from shmsched.tools.load.drive import Progress as RunProgress
-from shmsched.tools.load.options import Mode, Options, Soak
-from shmsched.tools.load.run import Outcome, run
+from shmsched.tools.load.options import Mode, Options
+from shmsched.tools.load.run import run
+from shmsched.tools.load.tally import Tally
 from shmsched.tools.load.target import UnfitTarget
 
 INTERRUPTED = 130
@@ -38,9 +37,9 @@ def _json_path(_: click.Context, __: click.Parameter, value: Path | None) -> Pat
     return value
 
 
-def _chaos(_: click.Context, __: click.Parameter, value: str | None) -> Chaos | None:
+def _chaos(_: click.Context, __: click.Parameter, value: str | None) -> Chaos:
     try:
-        return None if value is None else parse_chaos(value)
+        return Chaos() if value is None else parse_chaos(value)
     except ValueError as e:
         raise click.BadParameter(str(e)) from None
 
@@ -80,88 +79,59 @@ def _chaos(_: click.Context, __: click.Parameter, value: str | None) -> Chaos | 
     callback=_json_path, help="Write the results here too.",
 )  # fmt: skip
 @click.pass_context
-def command(
-    ctx: click.Context,
-    clients: int,
-    sessions: int,
-    seconds: float,
-    mode: str,
-    engine: str,
-    engines: int,
-    socket: Path | None,
-    chaos: Chaos | None,
-    soak: int | None,
-    seed: int | None,
-    json_path: Path | None,
-) -> None:
+def command(ctx: click.Context, /, mode: str, seed: int | None, json_path: Path | None, **given: Any) -> None:
     """Submit at random from several processes and check every answer.
 
     Exit status 1 if any answer is wrong, any step is lost or fails for no fault that was injected, anything is left behind,
     the ledger does not balance, or memory grows.
     """
-    if soak is not None and ctx.get_parameter_source("seconds") is not ParameterSource.DEFAULT:
+
+    def is_given(name: str) -> bool:
+        return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+    options = Options(mode=Mode(mode), seed=secrets.randbits(32) if seed is None else seed, **given)
+    if options.soak is not None and is_given("seconds"):
         raise click.UsageError("--seconds and --soak exclude each other: a soak ends once it has done what it is to do")
-    if socket is not None:
-        for name in ("engine", "engines", "chaos", "soak"):
-            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-                raise click.UsageError(f"--{name} is for a daemon of our own; with --socket its own engines are used")
-    options = Options(
-        clients=clients,
-        sessions=sessions,
-        seconds=seconds,
-        mode=Mode(mode),
-        engine=engine,
-        engines=engines,
-        socket=socket,
-        seed=secrets.randbits(32) if seed is None else seed,
-        chaos=chaos,
-        soak=None if soak is None else Soak(soak),
-    )
+    for name in ("engine", "engines", "chaos", "soak") if options.socket is not None else ():
+        if is_given(name):
+            raise click.UsageError(f"--{name} is for a daemon of our own; with --socket its own engines are used")
     try:
-        with _bar(options) as bar:
-            outcome = run(options, bar)
+        with _bar() as bar:
+            outcome = run(options, _Shown(bar, options))
     except UnfitTarget as e:
         raise click.ClickException(str(e)) from None
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         ctx.exit(INTERRUPTED)
-    _report(outcome, json_path)
-    ctx.exit(1 if not outcome.good else INTERRUPTED if outcome.interrupted else 0)
-
-
-def _report(outcome: Outcome, json_path: Path | None) -> None:
     report.show(outcome, Console(width=None if sys.stdout.isatty() else NO_TERMINAL_WIDTH))
     if json_path is not None:
         try:
             json_path.write_text(json.dumps(report.to_json(outcome), indent=2) + "\n", encoding="utf-8")
         except OSError as e:
             raise click.ClickException(f"cannot write {json_path}: {e.strerror}") from None
+    ctx.exit(1 if not outcome.good else INTERRUPTED if outcome.interrupted else 0)
 
 
-class _Bar:
-    def __init__(self, progress: Progress, options: Options) -> None:
-        self._progress = progress
-        self._soak = options.soak
-        total = options.seconds if options.soak is None else options.soak.steps
-        self._task = progress.add_task("stress", total=total, said="")
-
-    def __call__(self, now: RunProgress) -> None:
-        said = f"{now.completed:,} steps, {now.completed / max(now.elapsed, 0.1):,.0f}/s"
-        if self._soak is not None:
-            said += f", {now.connects:,} connects, {now.session_opens:,} session opens"
-        if now.wrong or now.failed:
-            said += f", {now.wrong:,} wrong, {now.failed:,} failed"
-        done = now.elapsed if self._soak is None else min(now.completed, self._soak.steps)
-        self._progress.update(self._task, completed=done, said=said)
-
-
-@contextmanager
-def _bar(options: Options) -> Iterator[_Bar]:
+def _bar() -> Progress:
     """Shown on a terminal only."""
     columns = (TextColumn("stress {task.fields[said]}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        yield _Bar(progress, options)
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+class _Shown:
+    def __init__(self, bar: Progress, options: Options) -> None:
+        self._bar = bar
+        self._soak = options.soak
+        self._task = bar.add_task("stress", total=options.soak or options.seconds, said="")
+
+    def __call__(self, elapsed: float, tally: Tally) -> None:
+        said = f"{tally.completed:,} steps, {tally.completed / max(elapsed, 0.1):,.0f}/s"
+        if self._soak is not None:
+            said += f", {tally.connects:,} connects, {tally.sessions_opened:,} session opens"
+        if tally.wrong or tally.failed:
+            said += f", {tally.wrong:,} wrong, {tally.failed:,} failed"
+        done = elapsed if self._soak is None else min(tally.completed, self._soak)
+        self._bar.update(self._task, completed=done, said=said)
 
 
 if __name__ == "__main__":

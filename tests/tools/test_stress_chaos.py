@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import Run, assert_balanced
 
-from shmsched.tools.load.stopping import stopped
+from shmsched.tools.load.shortages import stopped
 
 from processes.leftovers import wait_until
 

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
 import mmap
 import os
+import pickle
 import random
 
 import numpy as np
 import pytest
 
 from shmsched.memory.segment import Segment
-from shmsched.tools.load.answers import Mirror, hashes_after
-from shmsched.tools.load.drawn import Draws
-from shmsched.tools.load.expected import Expected
+from shmsched.tools.load.choices import Generations, Turns
 from shmsched.tools.load.lies import lie
+from shmsched.tools.load.mirror import Mirror, hashes_after
 from shmsched.tools.load.options import Mode
 from shmsched.tools.load.rows import HeldLeases, RowCheck
-from shmsched.tools.load.tally import LatencyHistogram, Tally
+from shmsched.tools.load.tally import Latencies, Tally
 from shmsched.tools.load.trend import (
     DESCRIPTORS,
     MEMORY,
     MOST_SAMPLES,
     SAMPLE_S,
     SHARED_MEMORY,
-    Held,
     Series,
     Watch,
+    held_by,
 )
-from shmsched.tools.load.turns import Choices
 from shmsched.wire.codec import pack, unpack
 from shmsched.workers.echo import PEAK, advance, answer
 
@@ -58,18 +56,18 @@ def test_the_running_sum_is_the_rolling_hash(start: int) -> None:
 def test_a_mirror_follows_rewinds() -> None:
     mirror = Mirror(VOCAB)
     for position, tokens in [(0, [5, 6, 7]), (3, [8]), (1, [9, 10]), (3, [11])]:
-        mirror.commit(position, mirror.foresee(position, np.array(tokens, np.int32)))
-    assert mirror.length == 4
-    hashes = mirror.foresee(4, np.array([12, 13], np.int32))
+        mirror.feed(position, np.array(tokens, np.int32))
+    assert len(mirror) == 4
     history = [5, 9, 10, 11]
-    assert mirror.answers(hashes).tolist() == [
+    assert mirror.answers(4, np.array([12, 13], np.int32)).tolist() == [
         answer(advance(0, [*history, 12]), VOCAB),
         answer(advance(0, [*history, 12, 13]), VOCAB),
     ]
-    assert mirror.length == 4
+    assert len(mirror) == 4
     first = answer(advance(0, history), VOCAB)
     second = answer(advance(0, [*history, first]), VOCAB)
-    assert mirror.continuation(4, 2).tolist() == [first, second]
+    assert mirror.continuation(4, np.empty(0, np.int32), 2) == [first, second]
+    assert mirror.continuation(4, np.array([first], np.int32), 1) == [second]
 
 
 def test_rows_are_compared_at_the_peak_and_if_asked_everywhere() -> None:
@@ -98,35 +96,35 @@ def test_rows_that_change_while_they_are_held_are_found() -> None:
 
 
 def test_latencies_keep_one_percent_and_the_greatest() -> None:
-    one, other = LatencyHistogram(), LatencyHistogram()
+    one, other = Tally(), Tally()
     values = np.random.default_rng(2).lognormal(8, 2, 20_000)
     for i, value in enumerate(values.tolist()):
-        (one if i % 3 else other).add(value)
-    one.merge(LatencyHistogram.from_json(json.loads(json.dumps(other.to_json()))))
+        (one if i % 3 else other).took(value / 1e6)
+    one.merge(other)
     for q in (50, 90, 99):
-        assert one.percentile(q) == pytest.approx(np.percentile(values, q), rel=0.02)
-    assert one.greatest == values.max()
-    assert LatencyHistogram().percentile(50) == 0.0
+        assert one.latencies.percentile(q) == pytest.approx(np.percentile(values, q), rel=0.02)
+    assert one.longest_us == pytest.approx(values.max())
+    assert Latencies().percentile(50) == 0.0
 
 
 def test_tallies_travel_and_add_up() -> None:
     one, other = Tally(sent=3, wrong=1), Tally(sent=4, rewinds=2)
-    other.say_failed(ValueError("no"), 2, "session 1")
-    other.latency.add(100.0)
-    one.merge(Tally.from_json(json.loads(json.dumps(other.to_json()))))
+    other.say_failed(ValueError("no"), 2, "session 1", peers_fall=True)
+    other.took(1e-4)
+    one.merge(pickle.loads(pickle.dumps(other)))
     assert (one.sent, one.wrong, one.rewinds, one.failed) == (7, 1, 2, 2)
     assert one.errors == {"ValueError": 1}
     assert one.examples == ["failed: session 1: ValueError: no"]
-    assert one.latency.greatest == 100.0
+    assert one.longest_us == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_same_seed_makes_the_same_choices(mode: Mode) -> None:
     def choices(seed: int) -> list[tuple[object, ...]]:
         mirror, found = Mirror(VOCAB), []
-        source = Choices(mode, VOCAB, 16, 4096, (seed, 0, 0))
+        source = Turns(mode, VOCAB, 16, 4096, (seed, 0, 0))
         for _ in range(50):
-            turn = source.turn(mirror, mirror.length)
+            turn = source.turn(mirror, len(mirror))
             found += [(p.tokens.tolist(), p.rows, p.raw, p.rewind, turn.cancel, turn.close) for p in turn.parts]
             assert sum(len(p.tokens) for p in turn.parts) <= source.most_tokens
         return found
@@ -137,12 +135,12 @@ def test_the_same_seed_makes_the_same_choices(mode: Mode) -> None:
 
 def test_the_same_seed_makes_the_same_generations() -> None:
     def draws(seed: int) -> list[object]:
-        expected, source, found = Expected(Mirror(VOCAB)), Draws(VOCAB, 20_000, (seed, 0, 0), None), []
+        mirror, source, found = Mirror(VOCAB), Generations(VOCAB, 20_000, (seed, 0, 0)), []
         for _ in range(60):
-            drawn = source.generation(expected)
+            drawn = source.generation(mirror)
             found.append((drawn.tokens.tolist(), drawn.further, drawn.stop_tokens, drawn.leave_after, drawn.closes))
-            expected.feed(drawn.tokens)
-            expected.unfed = drawn.foreseen[0]
+            mirror.feed(len(mirror), drawn.tokens)
+            mirror.unfed = drawn.foreseen[0]
         return found
 
     assert draws(1) == draws(1)
@@ -150,10 +148,10 @@ def test_the_same_seed_makes_the_same_generations() -> None:
 
 
 def test_a_generation_is_foreseen_up_to_its_stop_token() -> None:
-    source = Draws(VOCAB, 20_000, (5, 0, 0), None)
+    source = Generations(VOCAB, 20_000, (5, 0, 0))
     stopped = 0
     for _ in range(200):
-        drawn = source.generation(Expected(Mirror(VOCAB)))
+        drawn = source.generation(Mirror(VOCAB))
         h = advance(0, drawn.tokens.tolist())
         came: list[int] = []
         while len(came) <= drawn.further and not (came and came[-1] in drawn.stop_tokens):
@@ -167,13 +165,13 @@ def test_a_generation_is_foreseen_up_to_its_stop_token() -> None:
 
 def test_growth_is_seen_behind_a_warm_up() -> None:
     def series(values: list[float]) -> Series:
-        course = Series("MiB", 2.0)
+        course = Series("one", MEMORY)
         for i, value in enumerate(values):
             course.add(float(i), value)
         return course
 
     warm = series([*range(20), *[20.0] * 40])
-    assert (warm.is_flat, warm.growth, warm.peak) == (True, 0.0, 20.0)
+    assert (warm.is_flat, warm.growth) == (True, 0.0)
     spiky = series([10.0, 10.0, 90.0, 10.0, 10.0] * 12)
     assert spiky.is_flat
     # Clients that come and go, each with memory of its own, some more of them towards the end.
@@ -191,31 +189,28 @@ def test_growth_is_seen_behind_a_warm_up() -> None:
 
 
 def test_what_a_process_holds_is_seen() -> None:
-    held = Held("this one", os.getpid())
-    held.sample(0.0)
+    before = held_by(os.getpid())
     # Not from the heap: what was freed there may be resident already.
     private = mmap.mmap(-1, 20 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     private[:: mmap.PAGESIZE] = b"x" * ((20 << 20) // mmap.PAGESIZE)
     segment = Segment.create(16 << 20, "a test")
     files = [open(os.devnull, "rb") for _ in range(7)]  # noqa: SIM115
-    held.sample(1.0)
+    more = {quantity: held - before[quantity] for quantity, held in held_by(os.getpid()).items()}
     for file in files:
         file.close()
-    memory, descriptors, shared = (held.series[name].values for name in (MEMORY, DESCRIPTORS, SHARED_MEMORY))
-    assert memory[1] - memory[0] == pytest.approx(20, abs=3)
+    assert more[MEMORY] == pytest.approx(20, abs=3)
     # A segment has a descriptor, and its mapping another one.
-    assert descriptors[1] - descriptors[0] == 9
-    assert shared[1] - shared[0] == 16
+    assert more[DESCRIPTORS] == 9
+    assert more[SHARED_MEMORY] == 16
     segment.close_descriptor()
     private.close()
 
 
 def test_a_long_watch_keeps_few_samples() -> None:
-    watch = Watch([Held("this one", os.getpid())])
+    watch = Watch({"this one": os.getpid()})
     for i in range(5 * MOST_SAMPLES):
         watch.tick(i * SAMPLE_S)
-    (held,) = watch.processes
-    times = held.series[MEMORY].times
+    times = watch.series[0].times
     assert MOST_SAMPLES // 2 <= len(times) <= MOST_SAMPLES
     assert np.ptp(np.diff(times)) < 2 * watch.every_s
 

@@ -16,12 +16,12 @@ import pytest
 from shmsched.tools.load.shortages import (
     NotInjected,
     PidsCgroup,
+    all_stopped,
     limited,
     little_address_space,
     next_child_in_pid_namespace,
     no_descriptors,
 )
-from shmsched.tools.load.stopping import all_stopped
 
 from processes.leftovers import wait_until
 

@@ -11,30 +11,35 @@ from collections import Counter
 import pytest
 
 from shmsched import EngineDied, EngineError, SchedulerDied, SessionLost, SharedMemoryError, SystemLimit
-from shmsched.tools.load.chaos import Fault, parse_chaos
-from shmsched.tools.load.drive import Found, explain
-from shmsched.tools.load.ear import Ear
-from shmsched.tools.load.fleet import ClientProcess, Fleet, Part
-from shmsched.tools.load.flight import SELF, blame
-from shmsched.tools.load.injector import Injected, Injector
+from shmsched.tools.load.chaos import Chaos, Fault
+from shmsched.tools.load.injector import Injected
 from shmsched.tools.load.interrupted import Interrupted, Interrupts
-from shmsched.tools.load.quiet import Quiet, judge
-from shmsched.tools.load.said import Said
-from shmsched.tools.load.tally import Tally
+from shmsched.tools.load.options import Mode, Options
+from shmsched.tools.load.said import Ear, Said
+from shmsched.tools.load.tally import SELF, Tally, Wait, blame
+from shmsched.tools.load.verdict import Outcome, judge
+
+
+def outcome_of(blamed: Counter[str], *injected: Injected) -> Outcome:
+    options = Options(
+        clients=1, sessions=1, seconds=1.0, mode=Mode.MIXED, engine="echo", engines=1, socket=None, seed=1,
+        chaos=Chaos(), soak=None,
+    )  # fmt: skip
+    outcome = Outcome(options, tally=Tally(blamed=blamed), injected=list(injected))
+    outcome.explain()
+    return outcome
 
 
 def test_what_failed_is_explained_by_a_fault_that_hit_the_process_it_is_blamed_on() -> None:
-    found = Found(
-        tally=Tally(blamed=Counter({"EngineDied 5": 3, "SessionLost 5": 4, "EngineTimeout 5": 2, "EngineDied 6": 1}))
+    outcome = outcome_of(
+        Counter({"EngineDied 5": 3, "SessionLost 5": 4, "EngineTimeout 5": 2, "EngineDied 6": 1}),
+        Injected(Fault.KILL_ENGINE, 1.0, 5),
+        Injected(Fault.STOP_CLIENT, 1.0, 6),
     )
-    chaos = parse_chaos("kill-engine=1,stop-client=2")
-    injector = Injector(chaos, 1, None, None, lambda client: None, None)  # type: ignore[arg-type]
-    injector.injected = [Injected(Fault.KILL_ENGINE, 1.0, 5), Injected(Fault.STOP_CLIENT, 1.0, 6)]
-    explain(found, injector)
-    assert found.explained == {Fault.KILL_ENGINE: {"EngineDied": 3, "SessionLost": 4}}
-    assert found.tally.failed == 3
-    assert found.tally.errors == {"EngineTimeout": 2, "EngineDied": 1}
-    assert len(found.tally.examples) == 2
+    assert outcome.explained == {Fault.KILL_ENGINE: {"EngineDied": 3, "SessionLost": 4}}
+    assert outcome.tally.failed == 3
+    assert outcome.tally.errors == {"EngineTimeout": 2, "EngineDied": 1}
+    assert len(outcome.tally.examples) == 2
 
 
 def test_errors_blame_the_process_that_they_name() -> None:
@@ -63,16 +68,14 @@ def test_errors_blame_the_shortage_that_they_name() -> None:
 
 
 def test_what_failed_of_a_shortage_is_explained_while_there_is_one() -> None:
-    found = Found(tally=Tally(blamed=Counter({"SharedMemoryError full-shm@12": 3, "SharedMemoryError full-shm@90": 2})))
-    injector = Injector(parse_chaos("full-shm=1"), 1, None, None, lambda client: None, None)  # type: ignore[arg-type]
-    injector.injected = [
+    outcome = outcome_of(
+        Counter({"SharedMemoryError full-shm@12": 3, "SharedMemoryError full-shm@90": 2}),
         Injected(Fault.FULL_SHM, 11.0, 0, until=13.0),
         Injected(Fault.SHORT_MEMORY, 90.0, 0, until=91.0),
-    ]
-    explain(found, injector)
-    assert found.explained == {Fault.FULL_SHM: {"SharedMemoryError": 3}}
-    assert found.tally.failed == 2
-    assert "a shortage is blamed (full-shm), which nobody had injected by then" in found.tally.examples[0]
+    )
+    assert outcome.explained == {Fault.FULL_SHM: {"SharedMemoryError": 3}}
+    assert outcome.tally.failed == 2
+    assert "a shortage is blamed (full-shm), which nobody had injected by then" in outcome.tally.examples[0]
 
 
 def test_what_is_printed_is_explained_by_faults_or_not_at_all() -> None:
@@ -102,27 +105,25 @@ def test_an_ear_hears_processes_to_their_end() -> None:
     assert sorted(line for line in said.kept if "line" in line) == [f"process {i} printed: line {i}" for i in range(3)]
 
 
-def wait_of(waited: float, machine: float, at: float = 100.0) -> dict[str, float]:
-    return {"at": at, "waited": waited, "machine": machine}
+def wait_of(waited: float, machine: float, at: float = 100.0) -> Wait:
+    return Wait(at, waited, machine)
 
 
 def test_a_quiet_neighbour_s_wait_is_ours_unless_all_were_paused_or_the_machine_did_not_let_it_run() -> None:
-    def judged(*waits: dict[str, float]) -> Quiet:
-        client = ClientProcess(0, None, 0.0, Part.QUIET, waits={"late": waits, "longest": 9.0, "n_late": len(waits)})  # type: ignore[arg-type]
+    def judged(*waits: Wait) -> list[str]:
         pause = Injected(Fault.PAUSE, 99.0, 0, until=102.0)
-        quiet = judge(Fleet(None, clients=[client]), [pause, Injected(Fault.KILL_ENGINE, 200.0, 7)])  # type: ignore[arg-type]
-        assert quiet is not None
-        return quiet
+        tally = Tally(late=len(waits), late_waits=list(waits))
+        return judge(tally, [pause, Injected(Fault.KILL_ENGINE, 200.0, 7)])[1]
 
-    assert judged().problems == []
-    assert judged(wait_of(2.4, 1.9)).problems == []
+    assert judged() == []
+    assert judged(wait_of(2.4, 1.9)) == []
     # It went on before the daemon did.
-    assert judged(wait_of(2.4, 0.3)).problems == []
-    assert judged(wait_of(1.0, 0.6, at=300.0)).problems == []
+    assert judged(wait_of(2.4, 0.3)) == []
+    assert judged(wait_of(1.0, 0.6, at=300.0)) == []
     for wait in (wait_of(2.7, 1.9), wait_of(0.6, 0.05, at=300.0)):
-        (problem,) = judged(wait).problems
-        assert f"waited {wait['waited']:.2f} s for a step; 0.502 s are allowed" in problem
-    assert len(judged(*[wait_of(5.0, 0.0)] * 9).problems) == 6
+        (problem,) = judged(wait)
+        assert f"waited {wait.waited:.2f} s for a step; 0.502 s are allowed" in problem
+    assert len(judged(*[wait_of(5.0, 0.0)] * 9)) == 6
 
 
 def test_an_interrupt_comes_within_calls_only() -> None:

@@ -6,42 +6,28 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-LEAST_EVERY_S = 0.05
-MOST_EVERY_S = 86400.0
+LEAST_EVERY_S, MOST_EVERY_S = 0.05, 86400.0
 
 
 class Fault(StrEnum):
     """A kind of fault."""
 
     KILL_ENGINE = "kill-engine"
-    """SIGKILL for an engine that is ready."""
-    STOP_ENGINE = "stop-engine"
-    """SIGSTOP for an engine, for longer than the daemon's step time-out."""
-    KILL_CLIENT = "kill-client"
-    """SIGKILL for a client process; another one takes its place."""
+    STOP_ENGINE = "stop-engine"  # for longer than the daemon's step time-out
+    KILL_CLIENT = "kill-client"  # another one takes its place
     STOP_CLIENT = "stop-client"
-    """SIGSTOP for a client process, and SIGCONT some seconds later."""
-    GARBAGE = "garbage"
-    """A hostile peer's attack on the socket."""
-    INTERRUPT = "interrupt"
-    """A signal whose handler raises, at any moment of any call of one client, which goes on."""
-    PAUSE = "pause"
-    """SIGSTOP for daemon, engines and clients at once, and SIGCONT for one after the other, in any order."""
-    SHORT_DESCRIPTORS = "short-descriptors"
-    """For a second or two daemon, engine or client may open no descriptor more."""
-    SHORT_MEMORY = "short-memory"
-    """For a second or two the address space of daemon, engine or client may grow by little."""
-    SHORT_PIDS = "short-pids"
-    """For a second or two daemon and engines can start no process and no thread."""
+    GARBAGE = "garbage"  # a hostile peer's attack on the socket
+    INTERRUPT = "interrupt"  # a signal whose handler raises, at any moment of any call of one client, which goes on
+    PAUSE = "pause"  # daemon, engines and clients are stopped at once, and go on one after the other
+    SHORT_DESCRIPTORS = "short-descriptors"  # of daemon, engine or client, as the next one
+    SHORT_MEMORY = "short-memory"  # address space
+    SHORT_PIDS = "short-pids"  # daemon and engines can start no process and no thread
     FULL_SHM = "full-shm"
-    """For a second or two /dev/shm has next to no room."""
-    CANCEL = "cancel"
-    """Not a fault of a process, but the share of submissions that are cancelled."""
-    PID_NAMESPACE = "pid-namespace"
-    """Not one that comes again and again, but the share of clients that have a PID namespace of their own."""
+    CANCEL = "cancel"  # not a fault of a process, but the share of submissions that are cancelled
+    PID_NAMESPACE = "pid-namespace"  # the share of clients that have a PID namespace of their own
 
 
-SHARES = (Fault.CANCEL, Fault.PID_NAMESPACE)
+SHARES = {Fault.CANCEL: "submissions", Fault.PID_NAMESPACE: "clients"}
 SHORTAGES = (Fault.SHORT_DESCRIPTORS, Fault.SHORT_MEMORY, Fault.SHORT_PIDS, Fault.FULL_SHM)
 
 EXPLAINS: dict[Fault, frozenset[str]] = {
@@ -56,12 +42,17 @@ shortage at that time of the very thing."""
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """What to inject."""
+    """What to inject: mean seconds between two faults of a kind, and shares. Empty: nothing."""
 
     every_s: dict[Fault, float] = field(default_factory=dict)
-    """Mean seconds between two faults of the kind."""
     shares: dict[Fault, float] = field(default_factory=dict)
-    """Of submissions that are cancelled (if not there, it is the clients' own habit), of clients in a namespace of their own."""
+
+    @property
+    def asked_for(self) -> list[Fault]:
+        return [*self.every_s, *self.shares]
+
+    def __bool__(self) -> bool:
+        return bool(self.asked_for)
 
     @property
     def hits_processes(self) -> bool:
@@ -71,15 +62,13 @@ class Chaos:
 
 def parse_chaos(text: str) -> Chaos:
     """Read ``name=value`` pairs with commas in between. Raises ValueError that names what is known."""
-    every: dict[Fault, float] = {}
-    shares: dict[Fault, float] = {}
+    chaos = Chaos()
     for item in text.split(","):
         name, _, number = item.strip().partition("=")
-        try:
-            fault = Fault(name)
-        except ValueError:
-            raise ValueError(f"{name!r} is no fault; known are {', '.join(Fault)}") from None
-        if fault in every or fault in shares:
+        if name not in tuple(Fault):
+            raise ValueError(f"{name!r} is no fault; known are {', '.join(Fault)}")
+        fault = Fault(name)
+        if fault in chaos.every_s or fault in chaos.shares:
             raise ValueError(f"{name} is there twice")
         try:
             value = float(number)
@@ -87,13 +76,12 @@ def parse_chaos(text: str) -> Chaos:
             value = math.nan
         if fault in SHARES:
             if not 0.0 <= value <= 1.0:
-                of = "submissions" if fault is Fault.CANCEL else "clients"
-                raise ValueError(f"{name}={number} is not a share of the {of}; from 0 to 1 is wanted")
-            shares[fault] = value
-        elif not LEAST_EVERY_S <= value <= MOST_EVERY_S:
-            raise ValueError(
-                f"{name}={number} is not a mean interval; from {LEAST_EVERY_S:g} to {MOST_EVERY_S:g} seconds is wanted"
-            )
+                raise ValueError(f"{name}={number} is not a share of the {SHARES[fault]}; from 0 to 1 is wanted")
+            chaos.shares[fault] = value
         else:
-            every[fault] = value
-    return Chaos(every, shares)
+            if not LEAST_EVERY_S <= value <= MOST_EVERY_S:
+                raise ValueError(
+                    f"{name}={number} is not a mean interval; from {LEAST_EVERY_S:g} to {MOST_EVERY_S:g} seconds is wanted"
+                )
+            chaos.every_s[fault] = value
+    return chaos

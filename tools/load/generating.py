@@ -1,54 +1,38 @@
-"""One session after the other that generates, each token checked as it comes."""
+"""A session that generates, each token checked as it comes."""
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shmsched import (
-    ClientClosed,
-    DeadlineExceeded,
-    Full,
-    SchedulerDied,
-    SchedulerStopped,
-    SessionClosed,
-    ShmschedError,
-    StepError,
-)
-from shmsched.tools.load.answers import Mirror
-from shmsched.tools.load.counts import Counts
-from shmsched.tools.load.drawn import Draws, End, Fork, Generation, PlainStep
-from shmsched.tools.load.expected import Expected
-from shmsched.tools.load.flight import say_failed
-from shmsched.tools.load.hands import PATIENCE_S, Flow, Hands
+from shmsched import AsyncClient, Client, DeadlineExceeded, Full, Model, SessionClosed, StepError
+from shmsched.client.replies import SampledToken
+from shmsched.tools.load.choices import Fork, Generation, Generations, Submission
+from shmsched.tools.load.mirror import Mirror
+from shmsched.tools.load.part import RETRY_S, Parent
+from shmsched.tools.load.worker import Spoilt, Worker
 
-RETRY_S = 0.005
-RETRY_AFTER_FAILURE_S = 0.1
-
-
-class _Spoilt(Exception):
-    """The session cannot be checked any further; what was wrong is counted."""
+FORK_S = 2.0
+"""Forks of all sessions may wait for each other's slots."""
 
 
 @dataclass(slots=True)
-class _Course:
+class Course:
     """A generation that is under way."""
 
     drawn: Generation
     stream: Any
     chunks: int
     came: list[int] = field(default_factory=list)
+    taken: int = 0
+    """How many of them its caller had when it left."""
     at: float = field(default_factory=time.monotonic)
     fault: str = ""
     """What was wrong with the first token that was."""
-
-    @property
-    def leaves_by_closing(self) -> bool:
-        return self.drawn.closes or bool(self.fault)
 
     @property
     def wanted(self) -> bool:
@@ -61,260 +45,169 @@ class _Course:
         return self.chunks + len(self.came)
 
 
-class Generating:
-    """Opens a session, generates in it, closes it, opens the next."""
+class Generating(Worker):
+    def __init__(
+        self, client: Client | AsyncClient, model: Model, parent: Parent, over: threading.Event, index: int,
+        seed: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        super().__init__(client, model, parent, over, index)
+        self._draws = Generations(self.vocab, self.max_tokens, seed, parent.plan.cancel)
+        self._patience = (self.patience_s,) if isinstance(client, Client) else ()
+        """What a stream of a client that waits in threads takes as its time-out."""
 
-    def __init__(self, hands: Hands, counts: Counts, draws: Draws, vocab: int, max_chunk: int) -> None:
-        self._hands = hands
-        self._counts = counts
-        self._draws = draws
-        self._vocab = vocab
-        self._max_chunk = max_chunk
-        self.outstanding = 0
-        """Steps of which it waits for the answer."""
-
-    def run(self) -> Flow[None]:
-        """Until the client's end."""
-        counts = self._counts
-        while not counts.over.is_set():
-            try:
-                session = yield self._hands.open
-            except Full:
-                with counts.held() as tally:
-                    tally.full += 1
-                yield partial(self._hands.pause, RETRY_S)
-            except ShmschedError as e:
-                counts.say_failed(e, 1, "opening a session to generate in")
-                if isinstance(e, SchedulerDied | SchedulerStopped | ClientClosed):
+    async def use(self, session: Any) -> None:
+        mirror = Mirror(self.vocab)
+        while not self.over.is_set():
+            match self._draws.next(mirror):
+                case None:
                     return
-                yield partial(self._hands.pause, RETRY_AFTER_FAILURE_S)
-            else:
-                with counts.held() as tally:
-                    tally.sessions_opened += 1
-                yield from self._use(session)
-
-    def _use(self, session: Any) -> Flow[None]:
-        expected = Expected(Mirror(self._vocab))
-        counts = self._counts
-        try:
-            while not counts.over.is_set():
-                drawn = self._draws.next(expected)
-                match drawn:
-                    case End():
-                        break
-                    case Generation():
-                        yield from self._generate(session, expected, drawn)
-                    case PlainStep():
-                        yield from self._step(session, expected, drawn)
-                    case Fork():
-                        yield from self._fork(session, expected, drawn)
-                self._check(session, expected)
-        except _Spoilt:
-            pass
-        except ShmschedError as e:
-            # Of a session that is gone, why it is gone says more than that it is.
-            error = session.ended if isinstance(e, SessionClosed) and session.ended is not None else e
-            counts.say_failed(error, 1, f"session {session.session_id}, a call")
-            yield partial(self._hands.pause, RETRY_S)
-        yield partial(self._hands.close, session)
-        with counts.held() as tally:
-            tally.sessions_closed += 1
+                case Generation() as drawn:
+                    await self._generate(session, mirror, drawn)
+                case Submission() as drawn:
+                    await self._step(session, mirror, drawn)
+                case Fork() as drawn:
+                    await self._fork(session, mirror, drawn)
+            self.compare(session, mirror)
 
     # --- generations ----------------------------------------------------------------------------------------------------
 
-    def _generate(self, session: Any, expected: Expected, drawn: Generation) -> Flow[None]:
+    async def _generate(self, session: Any, mirror: Mirror, drawn: Generation) -> None:
         try:
-            stream = yield partial(self._hands.stream, session, drawn)
+            stream = await self.call(
+                session.stream, drawn.tokens, further=drawn.further, stop_tokens=drawn.stop_tokens,
+                sampling=drawn.sampling, deadline=drawn.deadline,
+            )  # fmt: skip
         except Full:
-            with self._counts.held() as tally:
-                tally.full += 1
-            yield partial(self._hands.pause, RETRY_S)
+            self.tally.full += 1
+            await self.pause(RETRY_S)
             return
-        course = _Course(drawn, stream, -(-len(drawn.tokens) // self._max_chunk))
+        course = Course(drawn, stream, -(-len(drawn.tokens) // self.max_chunk))
         self.outstanding = course.chunks
-        error: Exception | None = None
+        error = await self._follow(session, course)
+        self.outstanding = 0
+        self._count(session, course, error)
+        self._conclude(session, mirror, course, error)
+
+    async def _follow(self, session: Any, course: Course) -> Exception:
+        """Take its tokens until its end, or leave it before. Returns why no more will come."""
+        stream = course.stream
         try:
             while course.wanted:
-                token = yield partial(self._hands.next, stream)
-                self._came(course, token.token)
-        except (EOFError, StepError, TimeoutError) as e:
-            error = e
-        taken = len(course.came)
-        if error is None:
-            if course.leaves_by_closing:
-                yield partial(self._hands.close, session)
+                self._came(course, await self.call(stream.next, *self._patience))
+                course.taken += 1
+            if course.drawn.closes or course.fault:
+                await self.call(session.close)
             else:
                 stream.cancel()
-            in_time = yield partial(self._hands.ended, stream)
-            error = self._rest(course) if in_time else TimeoutError()
-        self.outstanding = 0
-        self._conclude(session, expected, course, taken, error)
-
-    def _came(self, course: _Course, token: int) -> None:
-        now, counts = time.monotonic(), self._counts
-        counts.pulse.beat()
-        foreseen, k = course.drawn.foreseen, len(course.came)
-        course.came.append(token)
-        self.outstanding = 1
-        with counts.held() as tally:
-            tally.rows_checked += 1
-            tally.latency.add((now - course.at) * 1e6)
-        course.at = now
-        if course.fault:
-            return
-        if k >= len(foreseen):
-            course.fault = f"token {token} came after the last of {len(foreseen)}"
-        elif token != foreseen[k]:
-            course.fault = f"token {k} of a generation is {token}, not {foreseen[k]}"
-
-    def _rest(self, course: _Course) -> Exception:
-        """Check what had come and was not taken. Returns why no more will."""
-        try:
-            while (token := course.stream.take()) is not None:
-                self._came(course, token.token)
-        except (EOFError, StepError) as e:
+            if await self.call(stream.wait_until_ended, *self._patience) is not False:
+                while (token := stream.take()) is not None:
+                    self._came(course, token)
+        except (EOFError, StepError, TimeoutError) as e:
             return e
         return TimeoutError()
 
-    def _conclude(self, session: Any, expected: Expected, course: _Course, taken: int, error: Exception | None) -> None:
-        """Count the steps, and work out what the session must hold now."""
-        drawn, came, stream = course.drawn, course.came, course.stream
+    def _came(self, course: Course, token: SampledToken) -> None:
+        foreseen, k, now = course.drawn.foreseen, len(course.came), time.monotonic()
+        self.parent.answered()
+        self.outstanding = 1
+        course.came.append(token.token)
+        self.tally.rows_checked += 1
+        self.tally.took(now - course.at)
+        course.at = now
+        if k >= len(foreseen):
+            course.fault = course.fault or f"token {token.token} came after the last of {len(foreseen)}"
+        elif token.token != foreseen[k]:
+            course.fault = course.fault or f"token {k} of a generation is {token.token}, not {foreseen[k]}"
+
+    def _count(self, session: Any, course: Course, error: Exception) -> None:
+        tally, drawn, came, stream = self.tally, course.drawn, course.came, course.stream
         answered = course.begun - 1 if came else 0
-        with self._counts.held() as tally:
-            tally.generations += 1
-            tally.completed += answered
-            tally.tokens += len(drawn.tokens) + len(came) - 1 if came else 0
-            # One that ended by itself has no step beyond the one that gave its last token.
-            tally.sent += answered if isinstance(error, EOFError) and not stream.cancelled else course.begun
-            unanswered = course.begun - answered
-            if stream.cancelled:
-                tally.cancels += 1
-                tally.cancelled += unanswered
-            elif isinstance(error, SessionClosed) and course.leaves_by_closing:
-                tally.closed += unanswered
-            elif isinstance(error, DeadlineExceeded) and drawn.deadline and drawn.deadline <= time.monotonic():
-                tally.expired += unanswered
-            elif isinstance(error, TimeoutError):
-                tally.lost += unanswered
-                tally.examples.insert(0, f"lost: session {session.session_id}, token {len(came)} of a generation")
-            elif isinstance(error, EOFError):
-                tally.cancels_late += drawn.leave_after is not None and not drawn.closes
-                tally.stops += drawn.stopped
-            else:
-                assert error is not None
-                say_failed(
-                    tally, error, unanswered, f"session {session.session_id}, a generation",
-                    peers_fall=self._counts.peers_fall,
-                )  # fmt: skip
-            if not isinstance(error, EOFError) or stream.cancelled:
-                tally.unseen += drawn.further + 1 - len(came)
-        if course.fault:
-            self._wrong(session, course.fault)
+        unanswered = course.begun - answered
+        ended = isinstance(error, EOFError)
+        tally.generations += 1
+        tally.completed += answered
+        tally.tokens += len(drawn.tokens) + len(came) - 1 if came else 0
+        # One that ended by itself has no step beyond the one that gave its last token.
+        tally.sent += answered if ended and not stream.cancelled else course.begun
         if stream.cancelled:
-            self._holds(expected, drawn, came[:taken])
+            tally.cancels += 1
+            tally.cancelled += unanswered
+        elif isinstance(error, SessionClosed) and (drawn.closes or course.fault):
+            tally.closed += unanswered
+        elif isinstance(error, DeadlineExceeded) and drawn.deadline and drawn.deadline <= time.monotonic():
+            tally.expired += unanswered
+        elif isinstance(error, TimeoutError):
+            tally.say_lost(unanswered, f"session {session.session_id}, token {len(came)} of a generation")
+        elif ended:
+            tally.cancels_late += drawn.leave_after is not None and not drawn.closes
+            tally.stops += drawn.stopped
+        else:
+            self.failed(error, unanswered, f"session {session.session_id}, a generation")
+        if not ended or stream.cancelled:
+            tally.unseen += drawn.further + 1 - len(came)
+
+    def _conclude(self, session: Any, mirror: Mirror, course: Course, error: Exception) -> None:
+        """Work out what the session must hold now."""
+        drawn, came = course.drawn, course.came
+        if course.fault:
+            self.spoilt(session, course.fault)
+        if course.stream.cancelled:
+            self._holds(mirror, drawn, came[: course.taken])
         elif isinstance(error, EOFError):
             if len(came) != len(drawn.foreseen):
-                self._wrong(session, f"a generation ended after {len(came)} tokens of {len(drawn.foreseen)}")
-            self._holds(expected, drawn, came)
+                self.spoilt(session, f"a generation ended after {len(came)} tokens of {len(drawn.foreseen)}")
+            self._holds(mirror, drawn, came)
         elif isinstance(error, DeadlineExceeded) and session.ended is None:
-            self._holds_what_ran(session, expected, course)
-        if drawn.closes or (isinstance(error, StepError) and not isinstance(error, DeadlineExceeded)):
-            raise _Spoilt
-        if isinstance(error, TimeoutError):
-            raise _Spoilt
+            self._holds(mirror, drawn, came)
+            if not came:
+                self._holds_chunks(session, mirror, drawn)
+        elif not isinstance(error, DeadlineExceeded):
+            raise Spoilt
+        if drawn.closes or session.ended is not None:
+            raise Spoilt
 
     @staticmethod
-    def _holds(expected: Expected, drawn: Generation, came: list[int]) -> None:
+    def _holds(mirror: Mirror, drawn: Generation, came: list[int]) -> None:
         """The last token that came is the one that is not fed. If none did, nothing has happened."""
         if came:
-            expected.feed(drawn.tokens)
-            expected.feed(np.array(came[:-1], np.int32))
-            expected.unfed = came[-1]
+            mirror.feed(len(mirror), drawn.tokens)
+            mirror.feed(len(mirror), np.array(came[:-1], np.int32))
+            mirror.unfed = came[-1]
 
-    def _holds_what_ran(self, session: Any, expected: Expected, course: _Course) -> None:
-        """Of a generation that was too late: the chunks that were in time, or the tokens that came."""
-        if course.came:
-            self._holds(expected, course.drawn, course.came)
-            return
-        n = session.position - len(expected)
-        if n % self._max_chunk or not 0 <= n < len(course.drawn.tokens):
-            self._wrong(
-                session, f"stands at {session.position} after a generation at {len(expected)} that was too late"
-            )
+    def _holds_chunks(self, session: Any, mirror: Mirror, drawn: Generation) -> None:
+        """Of a generation that was too late before its first token: the chunks that were in time."""
+        n = session.position - len(mirror)
+        if n % self.max_chunk or not 0 <= n < len(drawn.tokens):
+            self.spoilt(session, f"stands at {session.position} after a generation at {len(mirror)} that was too late")
         if n:
-            expected.feed(course.drawn.tokens[:n])
-            expected.unfed = None
+            mirror.feed(len(mirror), drawn.tokens[:n])
 
     # --- in between -----------------------------------------------------------------------------------------------------
 
-    def _step(self, session: Any, expected: Expected, drawn: PlainStep) -> Flow[None]:
-        position = len(expected) if drawn.position is None else drawn.position
-        (wanted,) = expected.foresee(drawn.tokens, 1, position)
-        self.outstanding = 1
+    async def _step(self, session: Any, mirror: Mirror, drawn: Submission) -> None:
+        start = len(mirror) if drawn.rewind is None else int(len(mirror) * drawn.rewind)
         try:
-            response = yield partial(self._hands.submit, session, drawn)
+            await self.step(session, mirror, drawn.tokens, start)
         except Full:
-            with self._counts.held() as tally:
-                tally.full += 1
-            return
-        except StepError as e:
-            self._counts.say_failed(e, 1, f"session {session.session_id}, a step between generations")
-            raise _Spoilt from None
-        except TimeoutError:
-            self._lost(session, f"a step at {position}, for {PATIENCE_S:g} s")
-        finally:
-            self.outstanding = 0
-        self._counts.pulse.beat()
-        with self._counts.held() as tally:
-            tally.sent += 1
-            tally.completed += 1
-            tally.tokens += len(drawn.tokens)
-            tally.rows_checked += 1
-            tally.rewinds += position < len(expected)
-        if response.tokens.tolist() != [wanted]:
-            self._wrong(session, f"a step at {position} answered {response.tokens.tolist()}, not [{wanted}]")
-        expected.rewind(position)
-        expected.feed(drawn.tokens)
-        expected.unfed = wanted
+            self.tally.full += 1
 
-    def _fork(self, session: Any, expected: Expected, drawn: Fork) -> Flow[None]:
-        length = len(expected) if drawn.upto is None else drawn.upto
+    async def _fork(self, session: Any, mirror: Mirror, drawn: Fork) -> None:
+        length = len(mirror) if drawn.upto is None else drawn.upto
+        # Where the engine has no slot for it, it is prefilled.
+        self.tally.unseen += -(-length // self.max_chunk)
         try:
-            child = yield partial(self._hands.fork, session, drawn.upto)
+            child = await self.call(session.fork, drawn.upto, timeout=FORK_S)
         except (Full, TimeoutError):
-            with self._counts.held() as tally:
-                tally.full += 1
-                tally.unseen += -(-length // self._max_chunk)
+            self.tally.full += 1
             return
-        with self._counts.held() as tally:
-            tally.forks += 1
-            # Where the engine has no slot for it, it is prefilled.
-            tally.unseen += -(-length // self._max_chunk)
-        held = expected.upto(length)
+        self.tally.forks += 1
+        held = mirror.upto(length)
         try:
-            self._check(child, held)
-            yield from self._generate(child, held, self._draws.generation(held))
-            self._check(child, held)
-        except _Spoilt:
+            self.compare(child, held)
+            await self._generate(child, held, self._draws.generation(held))
+            self.compare(child, held)
+        except Spoilt:
             # That it is gone says nothing of its parent.
             pass
         finally:
-            yield partial(self._hands.close, child)
-
-    # --- verdicts -------------------------------------------------------------------------------------------------------
-
-    def _check(self, session: Any, expected: Expected) -> None:
-        if session.ended is None and (fault := expected.fault(session)) is not None:
-            self._wrong(session, fault)
-
-    def _wrong(self, session: Any, what: str) -> None:
-        with self._counts.held() as tally:
-            tally.say_wrong(f"session {session.session_id}: {what}")
-        raise _Spoilt
-
-    def _lost(self, session: Any, what: str) -> None:
-        with self._counts.held() as tally:
-            tally.sent += 1
-            tally.lost += 1
-            tally.examples.insert(0, f"lost: session {session.session_id}, {what}")
-        raise _Spoilt
+            await self.call(child.close)

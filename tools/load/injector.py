@@ -2,105 +2,105 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import os
+import math
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from shmsched import ShmschedError
 from shmsched.tools.load.chaos import SHORTAGES, Chaos, Fault
-from shmsched.tools.load.fleet import ClientProcess, Fleet
-from shmsched.tools.load.garbage import Garbage
-from shmsched.tools.load.options import MODEL
-from shmsched.tools.load.shortages import NotInjected, PidsCgroup, filled_shm, little_address_space, no_descriptors
-from shmsched.tools.load.stopping import all_stopped, descendants, stopped
-from shmsched.tools.load.target import STEP_TIMEOUT_S, Target
+from shmsched.tools.load.fleet import Fleet, Member
+from shmsched.tools.load.options import MODEL, Part
+from shmsched.tools.load.shortages import (
+    NotInjected,
+    PidsCgroup,
+    all_stopped,
+    descendants,
+    filled_shm,
+    little_address_space,
+    no_descriptors,
+    stopped,
+)
+from shmsched.tools.load.target import STEP_TIMEOUT_S, Target, kill
 
-ENGINE_STOPPED_S = STEP_TIMEOUT_S + 2.0
-CLIENT_STOPPED_S = (0.5, 4.0)
-PAUSED_S = (0.5, 4.0)
-SHORT_S = (1.0, 2.0)
-SPREAD = (0.5, 1.5)
-"""Of an interval, around its mean."""
+LASTS_S = {
+    Fault.STOP_ENGINE: (STEP_TIMEOUT_S + 2.0, STEP_TIMEOUT_S + 2.0),
+    Fault.STOP_CLIENT: (0.5, 4.0),
+    Fault.PAUSE: (0.5, 4.0),
+    **dict.fromkeys(SHORTAGES, (1.0, 2.0)),
+}
+WHOM = {
+    Fault.KILL_ENGINE: ("engine",),
+    Fault.STOP_ENGINE: ("engine",),
+    Fault.KILL_CLIENT: ("client",),
+    Fault.STOP_CLIENT: ("client",),
+    Fault.SHORT_DESCRIPTORS: ("client", "daemon", "engine"),
+    Fault.SHORT_MEMORY: ("client", "daemon", "engine"),
+}
 
 
 @dataclass(slots=True)
 class Injected:
-    """One fault. ``pid``: whom it hit; 0 where it was aimed at nobody in particular."""
+    """One fault. ``pid``: whom it hit; 0 where it was aimed at nobody in particular. ``until``: when it was over; 0 for what takes
+    no time, infinity while it lasts."""
 
     fault: Fault
     at: float
-    pid: int
+    pid: int = 0
     until: float = 0.0
-    """When it was over; 0 for what takes no time, infinity while it lasts."""
     whom: str = ""
 
 
-@dataclass(slots=True)
 class Injector:
     """Called now and then, it injects what is due."""
 
-    chaos: Chaos
-    seed: int
-    target: Target
-    fleet: Fleet
-    replace: Callable[[ClientProcess], None]
-    """Has another client take the place of one that was killed."""
-    garbage: Garbage
-    injected: list[Injected] = field(default_factory=list)
-    not_injected: dict[Fault, str] = field(default_factory=dict)
-    """What this machine did not let us inject, and why."""
-    disconnected: set[int] = field(default_factory=set)
-    """Clients that were let go while they were stopped."""
-    _due: list[tuple[float, Fault]] = field(default_factory=list)
-    _random: dict[Fault, random.Random] = field(default_factory=dict)
-    _lasting: list[tuple[float, int, ExitStack]] = field(default_factory=list)
-    """What is to end, and when."""
-    _order: Any = field(default_factory=itertools.count)
-    _cgroup: PidsCgroup | None = None
-
-    def start(self, now: float) -> None:
-        for fault, every in self.chaos.every_s.items():
-            self._random[fault] = random.Random(f"{self.seed} {fault}")
-            if fault not in self.not_injected and fault is not Fault.INTERRUPT:
-                heapq.heappush(self._due, (now + every * self._random[fault].uniform(*SPREAD), fault))
-        if Fault.SHORT_PIDS in self.chaos.every_s:
+    def __init__(self, chaos: Chaos, seed: int, target: Target, fleet: Fleet, replace: Callable[[], None]) -> None:
+        """``replace`` has another client take the place of one that is gone."""
+        self.injected: list[Injected] = []
+        self.not_injected = dict(target.not_injected)
+        """What this machine did not let us inject, and why."""
+        self.disconnected: set[int] = set()
+        """Clients that were let go while they were stopped."""
+        self._chaos = chaos
+        self._target = target
+        self._fleet = fleet
+        self._replace = replace
+        self._random = {fault: random.Random(f"{seed} {fault}") for fault in chaos.every_s}
+        self._due: dict[Fault, float] = {}
+        self._lasting: list[tuple[float, ExitStack]] = []
+        self._cgroup: PidsCgroup | None = None
+        if Fault.SHORT_PIDS in chaos.every_s:
             try:
-                assert self.target.cluster is not None
-                daemon = self.target.cluster.pid
-                self._cgroup = PidsCgroup({daemon, *descendants(daemon)})
+                self._cgroup = PidsCgroup({target.pid, *descendants(target.pid)})
             except NotInjected as e:
                 self.not_injected[Fault.SHORT_PIDS] = str(e)
+
+    def start(self) -> None:
+        # Interrupts and garbage come of processes of their own.
+        for fault in self._chaos.every_s.keys() - self.not_injected.keys() - {Fault.INTERRUPT, Fault.GARBAGE}:
+            self._schedule(fault)
+
+    def _schedule(self, fault: Fault) -> None:
+        """Counted from now: what was late does not come all at once."""
+        self._due[fault] = time.monotonic() + self._chaos.every_s[fault] * self._random[fault].uniform(0.5, 1.5)
 
     def tick(self) -> None:
         now = time.monotonic()
         self._end_what_is_over(now)
-        self.garbage.hear()
         self._replace_disconnected()
-        while self._due and self._due[0][0] <= now:
-            _, fault = heapq.heappop(self._due)
-            # The next one is counted from now: what was late does not come all at once.
-            heapq.heappush(self._due, (now + self.chaos.every_s[fault] * self._random[fault].uniform(*SPREAD), fault))
-            if fault not in self.not_injected:
-                self._inject(fault, now)
+        for fault in [fault for fault, at in self._due.items() if at <= now]:
+            self._schedule(fault)
+            # One shortage of a kind at a time: the end of one must not be that of another.
+            if not self._lasts_already(fault) or fault in (Fault.STOP_ENGINE, Fault.STOP_CLIENT):
+                self._inject(Injected(fault, now))
 
     def finish(self) -> None:
         """No more faults: whoever is stopped goes on."""
         self._due.clear()
-        self._end_what_is_over(float("inf"))
-        self.garbage.finish()
-
-    def end(self) -> None:
-        """Once daemon and clients have ended, or after a run that was broken off: leave nothing behind."""
-        self._end_what_is_over(float("inf"))
-        self.garbage.end()
+        self._end_what_is_over(math.inf)
 
     def close(self) -> None:
         """Once the daemon has ended."""
@@ -111,132 +111,93 @@ class Injector:
     def counts(self) -> Counter[Fault]:
         return Counter(injected.fault for injected in self.injected)
 
-    def count(self, fault: Fault) -> int:
-        return self.counts[fault]
-
-    def pids(self, fault: Fault) -> set[int]:
-        return {injected.pid for injected in self.injected if injected.fault is fault}
-
     # --- each kind ------------------------------------------------------------------------------------------------------
 
-    def _inject(self, fault: Fault, now: float) -> None:
-        match fault:
-            case Fault.KILL_ENGINE:
-                for pid in self._one_of(fault, self._engines()):
-                    # Counted before it can be felt.
-                    self.injected.append(Injected(fault, now, pid))
-                    _kill(pid)
-            case Fault.STOP_ENGINE:
-                for pid in self._one_of(fault, self._engines()):
-                    self._lasts(Injected(fault, now, pid), now + ENGINE_STOPPED_S, stopped(pid))
-            case Fault.KILL_CLIENT:
-                for client in self._one_of(fault, self._clients()):
-                    self.injected.append(Injected(fault, now, client.process.pid))
-                    client.killed = True
-                    client.process.kill()
-                    self.replace(client)
-            case Fault.STOP_CLIENT:
-                for client in self._one_of(fault, self._clients()):
-                    pid = client.process.pid
-                    self._lasts(Injected(fault, now, pid), now + self._uniform(fault, CLIENT_STOPPED_S), stopped(pid))
-            case Fault.GARBAGE:
-                if self.garbage.attack():
-                    self.injected.append(Injected(fault, now, 0))
+    def _inject(self, one: Injected) -> None:
+        choose = self._random[one.fault].choice
+        if one.fault in WHOM:
+            one.whom = choose(WHOM[one.fault])
+            pids = self._pids(one.whom)
+            if not pids:
+                return
+            one.pid = choose(pids)
+        match one.fault:
+            case Fault.KILL_ENGINE | Fault.KILL_CLIENT:
+                # Counted before it can be felt.
+                self.injected.append(one)
+                for client in self._clients():
+                    client.killed |= client.pid == one.pid
+                kill(one.pid)
+                if one.whom == "client":
+                    self._replace()
+            case Fault.STOP_ENGINE | Fault.STOP_CLIENT:
+                self._lasts(one, stopped(one.pid))
             case Fault.PAUSE:
-                pids = self._everybody()
-                self._random[fault].shuffle(pids)
-                until = now + self._uniform(fault, PAUSED_S)
-                self._lasts(Injected(fault, now, 0), until, all_stopped(pids))
-            case _ if fault in SHORTAGES:
-                self._run_short(fault, now)
-
-    def _run_short(self, fault: Fault, now: float) -> None:
-        """One shortage of a kind at a time: the end of one must not be that of another."""
-        if any(injected.fault is fault and injected.until == float("inf") for injected in self.injected):
-            return
-        until = now + self._uniform(fault, SHORT_S)
-        if fault is Fault.FULL_SHM:
-            self._lasts(Injected(fault, now, 0), until, filled_shm())
-        elif fault is Fault.SHORT_PIDS:
-            assert self._cgroup is not None
-            self._lasts(Injected(fault, now, 0), until, self._cgroup.exhausted())
-        else:
-            assert self.target.cluster is not None
-            kinds = {
-                "daemon": [self.target.cluster.pid],
-                "engine": self._engines(),
-                "client": [client.process.pid for client in self._clients()],
-            }
-            whom = self._random[fault].choice(sorted(kinds))
-            short = no_descriptors if fault is Fault.SHORT_DESCRIPTORS else little_address_space
-            for pid in self._one_of(fault, kinds[whom]):
+                everybody = self._target.pid, *descendants(self._target.pid), *(m.pid for m in self._fleet.living)
+                self._lasts(one, all_stopped(self._random[one.fault].sample(everybody, len(everybody))))
+            case Fault.FULL_SHM:
+                self._lasts(one, filled_shm())
+            case Fault.SHORT_PIDS if self._cgroup is not None:
+                self._lasts(one, self._cgroup.exhausted())
+            case Fault.SHORT_DESCRIPTORS | Fault.SHORT_MEMORY:
+                short = no_descriptors if one.fault is Fault.SHORT_DESCRIPTORS else little_address_space
                 try:
-                    self._lasts(Injected(fault, now, pid, whom=whom), until, short(pid))
+                    self._lasts(one, short(one.pid))
                 except (FileNotFoundError, ProcessLookupError):
                     # It has ended by itself in this moment.
-                    continue
+                    pass
 
-    def _lasts(self, injected: Injected, until: float, fault: AbstractContextManager[None]) -> None:
-        injected.until = float("inf")
-        self.injected.append(injected)
+    def _lasts(self, one: Injected, fault: AbstractContextManager[None]) -> None:
+        one.until = math.inf
+        self.injected.append(one)
         stack = ExitStack()
         try:
             stack.enter_context(fault)
         except BaseException:
-            self.injected.remove(injected)
+            self.injected.remove(one)
             raise
-        stack.callback(lambda: setattr(injected, "until", time.monotonic()))
-        heapq.heappush(self._lasting, (until, next(self._order), stack))
+        stack.callback(lambda: setattr(one, "until", time.monotonic()))
+        self._lasting.append((one.at + self._random[one.fault].uniform(*LASTS_S[one.fault]), stack))
+
+    def _lasts_already(self, fault: Fault) -> bool:
+        return any(one.fault is fault and one.until == math.inf for one in self.injected)
 
     def _end_what_is_over(self, now: float) -> None:
-        while self._lasting and self._lasting[0][0] <= now:
-            heapq.heappop(self._lasting)[2].close()
+        over = [lasting for lasting in self._lasting if lasting[0] <= now]
+        for lasting in over:
+            self._lasting.remove(lasting)
+            lasting[1].close()
 
     # --- whom -----------------------------------------------------------------------------------------------------------
 
+    def _pids(self, whom: str) -> list[int]:
+        match whom:
+            case "daemon":
+                return [self._target.pid]
+            case "client":
+                return [client.pid for client in self._clients()]
+            case _:
+                return self._engines()
+
     def _engines(self) -> list[int]:
         """Those that are ready and have run something: to kill one as it starts, again and again, is no accident."""
-        if self._is_paused:
+        if self._lasts_already(Fault.PAUSE):
             return []
         try:
-            engines = self.target.status().document["engines"]
+            engines = self._target.status()["engines"]
         except ShmschedError:
             # The daemon is gone or hangs, which the run's verdict says.
             return []
         return [e["pid"] for e in engines if e["state"] == "ready" and e["batches"] and e["model"] == MODEL]
 
-    def _clients(self) -> list[ClientProcess]:
-        return [c for c in self.fleet.living if c.ready and c.tally.completed and c.may_be_hit]
-
-    def _everybody(self) -> list[int]:
-        if self._is_paused or self.target.cluster is None:
-            return []
-        daemon = self.target.cluster.pid
-        return [daemon, *descendants(daemon), *(client.process.pid for client in self.fleet.living)]
-
-    @property
-    def _is_paused(self) -> bool:
-        return any(i.fault is Fault.PAUSE and i.until == float("inf") for i in self.injected)
-
-    def _one_of(self, fault: Fault, all_: list[Any]) -> list[Any]:
-        return [self._random[fault].choice(all_)] if all_ else []
-
-    def _uniform(self, fault: Fault, seconds: tuple[float, float]) -> float:
-        return self._random[fault].uniform(*seconds)
+    def _clients(self) -> list[Member]:
+        return [m for m in self._fleet.living if m.plan.part is Part.BUSY and m.tally.completed]
 
     def _replace_disconnected(self) -> None:
         """A client that the daemon let go while it was stopped has told its last; another one takes its place."""
-        stopped_ones = self.pids(Fault.STOP_CLIENT)
-        for client in self.fleet.clients:
-            pid = client.process.pid
-            if client.final and pid in stopped_ones - self.disconnected and client.tally.blamed[f"SchedulerDied {pid}"]:
-                self.disconnected.add(pid)
-                self.replace(client)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        # It has ended by itself in this moment.
-        pass
+        stopped_ones = {one.pid for one in self.injected if one.fault is Fault.STOP_CLIENT}
+        for member in self._fleet.members:
+            lost = member.told.final and member.tally.blamed[f"SchedulerDied {member.pid}"]
+            if lost and member.pid in stopped_ones - self.disconnected:
+                self.disconnected.add(member.pid)
+                self._replace()

@@ -1,4 +1,4 @@
-"""What a stress run is asked to do, and what each of its client processes is told."""
+"""What a stress run is asked to do, and what each of its processes is told."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from shmsched.tools.load.chaos import Chaos
+from shmsched.tools.load.chaos import Chaos, Fault
 
 MODEL = "echo"
 """The only model whose answers can be checked."""
 LEAST_SESSION_TOKENS = 256
-ASYNCIO_EVERY = 4
-"""One client in so many generates on asyncio."""
 QUIET_MODEL = "quiet"
 """Served by an engine that no fault hits, for the quiet neighbour."""
 QUIET_STEP_S = 0.002
-GENERATING_EVERY = 4
-"""One session in so many generates, in mixed mode."""
+DRAIN_S = 8.0
+FINAL_S = 3.0
 
 
 class Mode(StrEnum):
@@ -31,19 +29,13 @@ class Mode(StrEnum):
     GENERATE = "generate"
 
 
-@dataclass(frozen=True, slots=True)
-class Soak:
-    """How much a long-life run gets through before it ends."""
+class Part(StrEnum):
+    """What a process of a run does: the name of its module."""
 
-    steps: int
-
-    @property
-    def connects(self) -> int:
-        return self.steps // 100
-
-    @property
-    def session_opens(self) -> int:
-        return self.steps // 100
+    BUSY = "client"
+    QUIET = "neighbour"
+    INTERRUPTED = "interrupted"
+    HOSTILE = "hostile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,41 +50,55 @@ class Options:
     engines: int
     socket: Path | None
     seed: int
-    chaos: Chaos | None = None
-    soak: Soak | None = None
-    """Instead of ``seconds``."""
+    chaos: Chaos
+    soak: int | None
+    """Instead of ``seconds``: this many steps, and a connection and an opened session for every hundred of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientPlan:
-    """What one client process is told, as JSON."""
+class Plan:
+    """What one process is told."""
 
     index: int
-    socket: str
-    sessions: int
-    mode: str
-    seed: int
+    part: Part
+    socket: Path
+    options: Options
     give_up_s: float
     """It ends by itself after this long, should nobody tell it to."""
-    drain_s: float
-    """How long it waits, once stopped, for the futures that are outstanding."""
-    cancel: float | None = None
-    """The share of submissions that are cancelled; None for its own habit."""
-    peers_fall: bool = False
-    """Engines and connections may end, and things run short: their parent judges whether it explains the steps that failed."""
-    interrupt_every_s: float = 0.0
-    """How often the client that is interrupted is (the others are not)."""
-    life_steps: int = 0
-    """After so many steps it makes a new connection; 0 for one connection all along."""
+
+    @property
+    def peers_fall(self) -> bool:
+        """Engines and connections may end, and things run short: the parent judges whether it explains the steps that failed."""
+        return self.options.chaos.hits_processes
+
+    @property
+    def cancel(self) -> float | None:
+        """The share of submissions that are cancelled; None for its own habit."""
+        return self.options.chaos.shares.get(Fault.CANCEL)
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        return self.options.seed, self.index
+
+    @property
+    def life_steps(self) -> int:
+        """After so many steps it makes a new connection; 0 for one connection all along."""
+        # What is under way when a life is over adds about as much again.
+        return 0 if self.options.soak is None else 50
 
     @property
     def generating(self) -> int:
-        """How many of its sessions generate."""
-        if self.mode == Mode.GENERATE:
-            return self.sessions
-        return (self.sessions + self.index % GENERATING_EVERY) // GENERATING_EVERY if self.mode == Mode.MIXED else 0
+        """How many of its sessions generate; in mixed mode one in four."""
+        sessions = self.options.sessions
+        match self.options.mode:
+            case Mode.GENERATE:
+                return sessions
+            case Mode.MIXED:
+                return (sessions + self.index % 4) // 4
+            case _:
+                return 0
 
     @property
     def on_asyncio(self) -> bool:
-        """Whether those run on asyncio, and not in threads."""
-        return self.index % ASYNCIO_EVERY == 1
+        """Whether those run on asyncio, and not in threads: in one client of four."""
+        return self.index % 4 == 1

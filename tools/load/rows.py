@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shmsched import LogitsBlock
-from shmsched.tools.load.answers import I64
+from shmsched.tools.load.mirror import I64
 from shmsched.workers.echo import PEAK
 
 F32 = npt.NDArray[np.float32]
-
-HELD_ROWS = 64
+HELD_ROWS = 8
 
 
 class RowCheck:
@@ -40,19 +38,12 @@ class RowCheck:
         return None
 
 
-@dataclass(slots=True)
-class _Held:
-    what: LogitsBlock | F32
-    answers: I64
-    until: int
-
-
 class HeldLeases:
     """Leases, or slices of them, that are kept while other steps run, and must not change meanwhile."""
 
     def __init__(self, check: RowCheck) -> None:
         self._check = check
-        self._held: deque[_Held] = deque()
+        self._held: deque[tuple[LogitsBlock | F32, I64, int]] = deque()
         self._rows = 0
         self._now = 0
 
@@ -64,29 +55,25 @@ class HeldLeases:
         if self._rows + len(answers) > HELD_ROWS:
             return False
         self._rows += len(answers)
-        self._held.append(_Held(what, answers, self._now + turns))
+        self._held.append((what, answers, self._now + turns))
         return True
 
     def check_due(self) -> list[str]:
         """Check and give back what was held long enough. Returns what had changed."""
         self._now += 1
-        faults = []
-        while self._held and self._held[0].until <= self._now:
-            faults += self._check_first()
-        return faults
+        return self._check_until(self._now)
 
     def check_all(self) -> list[str]:
-        """Check and give back everything."""
-        faults = []
-        while self._held:
-            faults += self._check_first()
-        return faults
+        return self._check_until(None)
 
-    def _check_first(self) -> list[str]:
-        held = self._held.popleft()
-        self._rows -= len(held.answers)
-        rows = held.what.data if isinstance(held.what, LogitsBlock) else held.what
-        fault = self._check.fault(rows, held.answers, whole=True)
-        if isinstance(held.what, LogitsBlock):
-            held.what.release()
-        return [] if fault is None else [f"rows changed while they were held: {fault}"]
+    def _check_until(self, turn: int | None) -> list[str]:
+        faults = []
+        while self._held and (turn is None or self._held[0][2] <= turn):
+            what, answers, _ = self._held.popleft()
+            self._rows -= len(answers)
+            rows = what.data if isinstance(what, LogitsBlock) else what
+            if fault := self._check.fault(rows, answers, whole=True):
+                faults.append(f"rows changed while they were held: {fault}")
+            if isinstance(what, LogitsBlock):
+                what.release()
+        return faults

@@ -3,211 +3,208 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from shmsched import ShmschedError
 from shmsched.tools.load.chaos import Fault
-from shmsched.tools.load.drive import Drive, Found, Progress
-from shmsched.tools.load.ear import Ear
 from shmsched.tools.load.fleet import Fleet
 from shmsched.tools.load.injector import Injector
-from shmsched.tools.load.options import Options
+from shmsched.tools.load.options import DRAIN_S, FINAL_S, QUIET_MODEL, Options, Part, Plan
+from shmsched.tools.load.said import Ear
 from shmsched.tools.load.tally import Tally
-from shmsched.tools.load.target import Ledger, Status, Target
-from shmsched.tools.load.trend import MEMORY, Series, Watch
+from shmsched.tools.load.target import Target, engines_of, pids
+from shmsched.tools.load.trend import Watch
+from shmsched.tools.load.verdict import Outcome
 
+READY_S = 15.0
+READY_EACH_S = 0.5
 SETTLE_S = 4.0
 CLOSE_S = 8.0
 HEAR_OUT_S = 3.0
 """How long what was printed last may take to be read, once everybody has ended."""
+SOAK_LIMIT_S = 7200.0
+STALLED_S = 60.0
+"""A soak in which nothing is completed for so long is ended."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """What a run found."""
-
-    options: Options
-    seconds: float
-    tally: Tally
-    ledger: Ledger | None
-    """None if the daemon could not be asked any more."""
-    batches: int
-    """That the engines ran, and the steps and tokens in them."""
-    batch_steps: int
-    batch_tokens: int
-    lost: int
-    leaked: list[str]
-    """What was left behind, one line for each piece."""
-    problems: list[str]
-    """What else was not as it must be."""
-    notes: list[str]
-    """What could not be known."""
-    interrupted: bool
-    found: Found
-    injector: Injector | None
-    """None if no faults were asked for."""
-    watch: Watch
-    """What daemon and engines held over time; of no process, unless it was a run with faults or a soak."""
-    restarts: int
-    """Of engines, all in all."""
-    clients_apart: int
-    """Clients that had a PID namespace of their own."""
-
-    @property
-    def judged(self) -> list[tuple[str, str, Series]]:
-        """What has to be flat: process, quantity, and its course. Under chaos the daemon's memory; else all that it watched."""
-        only_memory = self.options.chaos is not None
-        return [
-            (held.name, quantity, series)
-            for held in self.watch.processes
-            for quantity, series in held.series.items()
-            if quantity == MEMORY or not only_memory
-        ]
-
-    @property
-    def is_flat(self) -> bool:
-        """What was too short to tell counts as flat, and is told of."""
-        return all(series.is_flat is not False for _, _, series in self.judged)
-
-    @property
-    def ledger_is_right(self) -> bool:
-        ledger = self.ledger
-        return ledger is not None and ledger.balanced and ledger.queued == 0 and ledger.in_flight == 0
-
-    @property
-    def good(self) -> bool:
-        faults = self.tally.wrong + self.tally.failed + self.lost + len(self.leaked) + len(self.problems)
-        return faults == 0 and self.ledger_is_right and self.is_flat
+Show = Callable[[float, Tally], None]
+"""Told how long a run goes on, and what was counted by now."""
 
 
-@dataclass(slots=True)
-class _Interrupt:
-    """Ctrl-C once ends the run early, but in order; twice at once."""
-
-    asked: bool = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def run(options: Options, show: Callable[[Progress], None]) -> Outcome:
+def run(options: Options, show: Show) -> Outcome:
     """Raises ShmschedError if there is no daemon to stress, UnfitTarget if it cannot be checked."""
-    ear = Ear()
+    ear, outcome = Ear(), Outcome(options)
     try:
-        target = Target.open(options, ear)
+        target = Target(options, ear)
+        drive = Drive(outcome, target, ear, show)
         try:
-            interrupt = _Interrupt()
-            with interrupt.caught():
-                outcome = _run_on(target, options, show, interrupt, Fleet(ear, _share_apart(options)))
+            with _interruptible(drive.interrupted):
+                drive.run()
+                drive.look_back()
         finally:
             left, problems = target.close(time.monotonic() + CLOSE_S)
+            drive.injector.close()
     finally:
         said = ear.close(HEAR_OUT_S)
-    injector = outcome.injector
-    if injector is not None:
-        injector.close()
+    outcome.interrupted = drive.interrupted.is_set()
     outcome.leaked += left
-    outcome.problems += problems + said.problems(injector.counts if injector else {})
+    outcome.problems += problems + said.problems(drive.injector.counts)
     return outcome
 
 
-def _share_apart(options: Options) -> float:
-    return 0.0 if options.chaos is None else options.chaos.shares.get(Fault.PID_NAMESPACE, 0.0)
+@contextmanager
+def _interruptible(asked: threading.Event) -> Iterator[None]:
+    """Ctrl-C once ends the run early, but in order; twice at once."""
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
 
-def _run_on(
-    target: Target, options: Options, show: Callable[[Progress], None], interrupt: _Interrupt, fleet: Fleet
-) -> Outcome:
-    before = target.baseline()
-    drive = Drive(options, target, before, show, lambda: interrupt.asked, fleet)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        found = drive.run()
+        yield
     finally:
-        drive.end()
-    leaked: list[str] = []
-    after: Status | None = None
-    try:
-        after, leaked = target.settle(fleet.pids, before, time.monotonic() + SETTLE_S)
-        found.problems += after.given_up
-    except ShmschedError as e:
-        found.problems.append(f"the daemon's last status is missing: {e}")
-    for _ in range(2):
-        target.watch_shm(before.pids | fleet.pids | (after.pids if after else set()))
-    leaked += [f"/dev/shm/{name}" for name in sorted(target.shm_seen)]
-    ledger, notes = _ledger(target, found, after, drive.injector) if after else (None, [])
-    engines = after.engines if after else {}
-    runs = [_difference(engine, before.engines.get(n, (0, 0, 0))) for n, engine in engines.items()]
-    return Outcome(
-        options=options,
-        seconds=found.seconds,
-        tally=found.tally,
-        ledger=ledger,
-        batches=sum(r[0] for r in runs),
-        batch_steps=sum(r[1] for r in runs),
-        batch_tokens=sum(r[2] for r in runs),
-        lost=found.lost,
-        leaked=leaked,
-        problems=found.problems,
-        notes=notes,
-        interrupted=interrupt.asked,
-        found=found,
-        injector=drive.injector,
-        watch=drive.watch,
-        restarts=after.restarts if after else 0,
-        clients_apart=fleet.apart,
-    )
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _ledger(target: Target, found: Found, after: Status, injector: Injector | None) -> tuple[Ledger, list[str]]:
-    """The daemon's ledger, checked against what the clients counted; of a shared daemon, our share of it."""
-    tally = found.tally
-    if target.cluster is None:
-        if not after.ledger.balanced:
-            found.problems.append(f"the daemon's ledger is not balanced: {after.ledger}")
-        ours = Ledger(
-            submitted=tally.sent,
-            in_flight=found.lost,
-            completed=tally.completed,
-            failed=tally.failed + tally.expired,
-            cancelled=tally.cancelled + tally.closed,
+class Drive:
+    """The clients at work, from the first to the last, and the faults that hit them."""
+
+    def __init__(self, outcome: Outcome, target: Target, ear: Ear, show: Show) -> None:
+        self._outcome = outcome
+        self._options = options = outcome.options
+        self._target = target
+        self._show = show
+        self._started = 0.0
+        self._moved = (0, 0.0)
+        self._seconds = options.seconds if options.soak is None else SOAK_LIMIT_S
+        self._watch = Watch({})
+        self._fleet = Fleet(ear, options.chaos.shares.get(Fault.PID_NAMESPACE, 0.0))
+        self.injector = Injector(options.chaos, options.seed, target, self._fleet, self._replace)
+        self.interrupted = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._start_all()
+            self._fleet.order("go")
+            self._started = time.monotonic()
+            self._moved = (0, self._started)
+            self._watch = Watch(self._watched())
+            self.injector.start()
+            # A client that died or hung tells so at the end; the others go on.
+            self._fleet.listen_until(self._enough, self._started + self._seconds, self._tick)
+            self._outcome.seconds = time.monotonic() - self._started
+            self.injector.finish()
+            self._fleet.order("stop")
+            end = time.monotonic() + DRAIN_S + FINAL_S
+            self._fleet.listen_until(lambda: all(m.at_end for m in self._fleet.living), end, self._tick_at_end)
+            self._conclude()
+        finally:
+            # Whatever happened, nobody is left behind.
+            self.injector.finish()
+            self._fleet.end()
+
+    def _start_all(self) -> None:
+        chaos = self._options.chaos
+        parts = [Part.BUSY] * self._options.clients
+        parts += [Part.QUIET] if chaos else []
+        parts += [Part.INTERRUPTED] if Fault.INTERRUPT in chaos.every_s else []
+        parts += [Part.HOSTILE] if Fault.GARBAGE in chaos.every_s else []
+        for part in parts:
+            self._start(part, self._seconds)
+        deadline = time.monotonic() + READY_S + READY_EACH_S * len(parts)
+        members = self._fleet.members
+        self._fleet.listen_until(
+            lambda: self.interrupted.is_set() or all(m.ready for m in members), deadline, lambda: None
         )
-        return ours, [
-            "the ledger is our share as our clients counted it: chunks of a cancelled submission that had run count as"
-            " cancelled, a call that was refused as failed",
-            "the batches hold others' steps too, and sessions in the engines may be others'",
-        ]
-    ledger = after.ledger
-    # A step that a failed session refused, that its call refused, or that came too late, never entered the ledger.
-    least = tally.sent - tally.failed - tally.expired - sum(tally.blamed.values())
-    most = tally.sent + tally.unseen
-    missing = max(least - ledger.submitted, 0)
-    # What a client that was killed had sent last, and what a hostile peer has, nobody knows.
-    if found.all_told and (injector is None or not injector.count(Fault.GARBAGE)):
-        missing = max(ledger.submitted - most, missing)
-    unanswered = max(tally.completed - ledger.completed, 0)
-    if missing or unanswered:
-        found.lost += missing + unanswered
-        found.problems.append(
-            f"the clients sent {least} to {most} steps and had {tally.completed} answers; the daemon counts"
-            f" {ledger.submitted} and {ledger.completed}"
+
+    def _start(self, part: Part, seconds: float) -> None:
+        index, socket = len(self._fleet.members), self._target.socket
+        self._fleet.start(
+            Plan(index=index, part=part, socket=socket, options=self._options, give_up_s=seconds + FINAL_S)
         )
-    return ledger, []
 
+    def _replace(self) -> None:
+        self._start(Part.BUSY, max(0.0, self._started + self._seconds - time.monotonic()))
+        self._fleet.members[-1].order("go")
 
-def _difference(after: tuple[int, int, int], before: tuple[int, int, int]) -> tuple[int, int, int]:
-    return after[0] - before[0], after[1] - before[1], after[2] - before[2]
+    def _watched(self) -> dict[str, int]:
+        """Processes by name. Under chaos all others come and go."""
+        target, options = self._target, self._options
+        if not target.is_ours or not (options.chaos or options.soak):
+            return {}
+        watched = {"daemon": target.pid}
+        if options.chaos:
+            (quiet_engine,) = engines_of(target.before, QUIET_MODEL)
+            watched["quiet engine"] = quiet_engine["pid"]
+            if quiet_client := self._fleet.one(Part.QUIET):
+                watched["quiet client"] = quiet_client.pid
+        else:
+            engines = sorted(engine["pid"] for engine in target.before["engines"])
+            watched |= {f"engine {n}": pid for n, pid in enumerate(engines)}
+        return watched
+
+    # --- while it runs --------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self.injector.tick()
+        self._watch.tick(time.monotonic())
+        self._tick_at_end()
+
+    def _tick_at_end(self) -> None:
+        self._target.watch_shm(pids(self._target.before) | self._fleet.pids)
+        self._show(time.monotonic() - self._started, self._tally())
+
+    def _tally(self) -> Tally:
+        tally = Tally()
+        for member in self._fleet.members:
+            tally.merge(member.tally)
+        return tally
+
+    def _enough(self) -> bool:
+        if self.interrupted.is_set() or not self._fleet.living:
+            return True
+        if self._options.soak is None:
+            return False
+        tally, now = self._tally(), time.monotonic()
+        if tally.completed != self._moved[0]:
+            self._moved = (tally.completed, now)
+        return (self._has_soaked(tally) and self._watch.can_tell) or now - self._moved[1] > STALLED_S
+
+    def _has_soaked(self, tally: Tally) -> bool:
+        steps = self._options.soak or 0
+        return tally.completed >= steps and min(tally.connects, tally.sessions_opened) >= steps // 100
+
+    def _conclude(self) -> None:
+        outcome, injector = self._outcome, self.injector
+        outcome.series, outcome.apart = self._watch.series, self._fleet.apart
+        outcome.injected, outcome.not_injected = injector.injected, injector.not_injected
+        outcome.disconnected = len(injector.disconnected)
+        outcome.hear(self._fleet)
+        if self.interrupted.is_set():
+            return
+        if outcome.tally.completed == 0:
+            outcome.problems.append("no step was completed")
+        if not self._has_soaked(outcome.tally):
+            outcome.problems.append(f"the soak ended after {outcome.seconds:.0f} s without having reached its goals")
+
+    def look_back(self) -> None:
+        """What the daemon says in the end, and what is left behind."""
+        outcome, target, fleet = self._outcome, self._target, self._fleet
+        everybody = pids(target.before) | fleet.pids
+        try:
+            after, outcome.leaked = target.settle(fleet.pids, time.monotonic() + SETTLE_S)
+        except ShmschedError as e:
+            outcome.problems.append(f"the daemon's last status is missing: {e}")
+        else:
+            everybody |= pids(after)
+            outcome.read(target.before, after, is_ours=target.is_ours)
+        for _ in range(2):
+            target.watch_shm(everybody)
+        outcome.leaked += [f"/dev/shm/{name}" for name in sorted(target.shm_stays)]

@@ -5,11 +5,17 @@ The tests of processes hold what they hear to the same list.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from shmsched.saying import say
 from shmsched.tools.load.chaos import SHORTAGES, Fault
 
 
@@ -62,17 +68,6 @@ def unknown(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if line.strip() and known(line) is None]
 
 
-def unexplained(said: Mapping[Known, int], injected: Mapping[Fault, int]) -> list[str]:
-    """In words: known lines of which there are more than the faults that were injected may cause."""
-    problems = []
-    for entry, n in said.items():
-        most = sum(injected.get(fault, 0) for fault in entry.faults) * entry.each
-        if n > most:
-            of = f"{' and '.join(sorted(entry.faults))} may cause {most}" if entry.faults else "no fault causes it"
-            problems.append(f"{n} lines like {entry.pattern.pattern!r} were printed; {of}")
-    return problems
-
-
 class Said:
     """Lines that were printed, in bounded memory."""
 
@@ -96,7 +91,49 @@ class Said:
 
     def problems(self, injected: Mapping[Fault, int]) -> list[str]:
         """What was printed and must not be, in words."""
-        said = unexplained(self.known, injected)
-        kept = [line if n == 1 else f"{line}  (x {n:,})" for line, n in self.kept.items()]
-        more = self.unknown - self.kept.total()
-        return [*said, *kept, *([f"and {more:,} more lines that nobody knows"] if more else [])]
+        said = [line if n == 1 else f"{line}  (x {n:,})" for line, n in self.kept.items()]
+        if more := self.unknown - self.kept.total():
+            said.append(f"and {more:,} more lines that nobody knows")
+        for entry, n in self.known.items():
+            most = sum(injected.get(fault, 0) for fault in entry.faults) * entry.each
+            if n > most:
+                of = f"{' and '.join(sorted(entry.faults))} may cause {most}" if entry.faults else "no fault causes it"
+                said.insert(0, f"{n} lines like {entry.pattern.pattern!r} were printed; {of}")
+        return said
+
+
+class Ear:
+    """Hears what processes print as long as any may print. Its threads never let a pipe fill up: a daemon that cannot print
+    would wait."""
+
+    def __init__(self) -> None:
+        self._said = Said()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    @contextmanager
+    def pipe(self, who: str) -> Iterator[int]:
+        """A descriptor for a process to print to; it must have a copy of it by the end of the block."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        thread = threading.Thread(target=self._listen, args=(who, reading), daemon=True)
+        self._threads = [other for other in self._threads if other.is_alive()] + [thread]
+        thread.start()
+        try:
+            yield writing
+        finally:
+            os.close(writing)
+
+    def close(self, seconds: float) -> Said:
+        """Hear them out, as far as they end within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return self._said
+
+    def _listen(self, who: str, reading: int) -> None:
+        with open(reading, errors="replace", newline="\n") as lines:
+            for line in (whole.rstrip("\n") for whole in lines):
+                with self._lock:
+                    self._said.hear(who, line)
+                # As if nobody had listened: whoever watches the run reads it as it comes.
+                say(line, sys.__stderr__)

@@ -1,4 +1,4 @@
-"""Shortages of a second or two: of descriptors, of address space, of process numbers, of room in /dev/shm.
+"""What is done to processes for a while: they are stopped, or run short of something.
 
 Each begins by what a context manager does and ends with it. What this machine does not let us inject, ``NotInjected`` says.
 """
@@ -6,28 +6,77 @@ Each begins by what a context manager does and ends with it. What this machine d
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
+import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-
-from shmsched.tools.load.stopping import descendants
 
 MIB = 1 << 20
 ADDRESS_SPACE_LEFT = 4 * MIB
 """What a process that runs short of it may still map: a thread's stack and an arena it may not."""
 SHM_LEFT = 256 << 10
 OWN_SHM = 1 << 30
-"""The size of a /dev/shm of our own."""
 SHM = Path("/dev/shm")
 _CGROUPS = Path("/sys/fs/cgroup")
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000  # <linux/sched.h>
-_MS_REC, _MS_PRIVATE = 0x4000, 0x40000  # <linux/mount.h>
+_MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x20, 0x4000, 0x40000  # <linux/mount.h>
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotInjected(Exception):
     """Why a fault cannot be injected here."""
+
+
+# --- stopped ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT at the end, if it still lives."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        # It has ended by itself in this moment.
+        yield
+        return
+    try:
+        _send(pidfd, signal.SIGSTOP)
+        yield
+    finally:
+        _send(pidfd, signal.SIGCONT)
+        os.close(pidfd)
+
+
+@contextmanager
+def all_stopped(pids: list[int]) -> Iterator[None]:
+    """As the sleep of a machine: they are stopped one after the other, and go on one after the other, the last stopped first."""
+    with ExitStack() as stack:
+        for pid in pids:
+            stack.enter_context(stopped(pid))
+        yield
+
+
+def _send(pidfd: int, number: int) -> None:
+    # It may have been killed meanwhile.
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def descendants(pid: int) -> list[int]:
+    """What the process has started, and what that has."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        # The thread may have ended.
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+# --- descriptors, address space -----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -41,12 +90,9 @@ def limited(pid: int, which: int, most: int) -> Iterator[None]:
     finally:
         # What it started meanwhile inherited its limit, and would keep it for ever.
         for each in (pid, *descendants(pid)):
-            try:
+            with suppress(ProcessLookupError):
                 if resource.prlimit(each, which)[0] == least:
                     resource.prlimit(each, which, (soft, hard))
-            except ProcessLookupError:
-                # It has ended meanwhile.
-                continue
 
 
 def no_descriptors(pid: int) -> AbstractContextManager[None]:
@@ -60,6 +106,9 @@ def little_address_space(pid: int) -> AbstractContextManager[None]:
     """The process may map ADDRESS_SPACE_LEFT more than it has now."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
     return limited(pid, resource.RLIMIT_AS, pages * resource.getpagesize() + ADDRESS_SPACE_LEFT)
+
+
+# --- process numbers ----------------------------------------------------------------------------------------------------
 
 
 class PidsCgroup:
@@ -76,11 +125,9 @@ class PidsCgroup:
             self.close()
             raise NotInjected(f"the cgroups under {_CGROUPS} do not limit process numbers (no pids.max)")
         for pid in pids:
-            try:
+            # It may have ended; those that it had started are told one by one.
+            with suppress(OSError):
                 (self._path / "cgroup.procs").write_text(str(pid))
-            except OSError:
-                # It has ended; those that it had started are told one by one.
-                continue
 
     @contextmanager
     def exhausted(self) -> Iterator[None]:
@@ -92,11 +139,9 @@ class PidsCgroup:
             most.write_text("max")
 
     def close(self) -> None:
-        try:
+        # Somebody may live in it still, which the run's end says.
+        with suppress(OSError):
             self._path.rmdir()
-        except OSError:
-            # Somebody lives in it still, which the run's end says.
-            pass
 
 
 def _pids_cgroup() -> Path:
@@ -111,50 +156,58 @@ def _pids_cgroup() -> Path:
     return unified
 
 
-@contextmanager
-def filled_shm() -> Iterator[None]:
-    """/dev/shm has less than SHM_LEFT left. What fills it has no name, so nothing of it outlives this process."""
-    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        filled, piece = 0, OWN_SHM
-        while piece >= SHM_LEFT:
-            try:
-                os.posix_fallocate(fd, filled, piece)
-                filled += piece
-            except OSError:
-                # Too much, or somebody was faster.
-                piece //= 2
-        yield
-    finally:
-        os.close(fd)
+# --- room in /dev/shm, namespaces ---------------------------------------------------------------------------------------
 
 
 def own_shm() -> None:
-    """From here on this process and those that it starts have a /dev/shm of their own, small enough to fill without taking the
-    machine's memory or anybody else's room. Raises NotInjected."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if (
-        libc.unshare(_CLONE_NEWNS) != 0
-        or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None) != 0
-        or libc.mount(b"tmpfs", bytes(SHM), b"tmpfs", 0, b"mode=1777,size=%d" % OWN_SHM) != 0
-    ):
+    """From here on this thread and the processes that it starts have a /dev/shm of their own, to fill without taking anybody else's
+    room. Raises NotInjected."""
+    try:
+        _checked(_libc.unshare(_CLONE_NEWNS))
+        _checked(_libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+        _mount_shm(0, b"mode=1777,size=%d" % OWN_SHM)
+    except OSError as e:
         raise NotInjected(
-            f"no /dev/shm of our own can be mounted ({os.strerror(ctypes.get_errno())}), and everybody's is not ours to fill"
-        )
+            f"no /dev/shm of our own can be mounted ({e.strerror}), and everybody's is not ours to fill"
+        ) from e
+
+
+@contextmanager
+def filled_shm() -> Iterator[None]:
+    """/dev/shm, our own, has less than SHM_LEFT left: it is made smaller, which takes neither memory nor time."""
+    while True:
+        held = os.statvfs(SHM)
+        try:
+            _mount_shm(_MS_REMOUNT, b"size=%d" % ((held.f_blocks - held.f_bfree) * held.f_frsize + SHM_LEFT))
+            break
+        except OSError as e:
+            # More is in it by now.
+            if e.errno != errno.EINVAL:
+                raise
+    try:
+        yield
+    finally:
+        _mount_shm(_MS_REMOUNT, b"size=%d" % OWN_SHM)
+
+
+def _mount_shm(flags: int, data: bytes) -> None:
+    _checked(_libc.mount(b"tmpfs", bytes(SHM), b"tmpfs", flags, data))
+
+
+def _checked(status: int) -> None:
+    if status != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 @contextmanager
 def next_child_in_pid_namespace() -> Iterator[None]:
     """The next process that this thread starts is number 1 of a PID namespace of its own. Raises NotInjected."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc.unshare(_CLONE_NEWPID) != 0:
-            raise NotInjected(f"no PID namespace can be made: {os.strerror(ctypes.get_errno())}")
+    with open("/proc/self/ns/pid") as before:
+        try:
+            _checked(_libc.unshare(_CLONE_NEWPID))
+        except OSError as e:
+            raise NotInjected(f"no PID namespace can be made: {e.strerror}") from e
         try:
             yield
         finally:
-            if libc.setns(before, _CLONE_NEWPID) != 0:
-                raise OSError(ctypes.get_errno(), "cannot return to our own PID namespace")
-    finally:
-        os.close(before)
+            _checked(_libc.setns(before.fileno(), _CLONE_NEWPID))

@@ -1,55 +1,65 @@
-"""What a client counts, in bounded memory: it travels as JSON and adds up over clients."""
+"""What a process of a run counts, in bounded memory. It is sent as it stands, and adds up over processes."""
 
 from __future__ import annotations
 
 import math
+import re
+import time
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from shmsched import EngineDied, EngineTimeout, SchedulerDied, SessionLost, SharedMemoryError, SystemLimit
+from shmsched.tools.load.chaos import Fault
 
-_PER_OCTAVE = 64
-_OCTAVES = 36
 KEPT_EXAMPLES = 5
+SELF = "self"
+_PER_OCTAVE = 64
+_SHORT_OF = {
+    Fault.SHORT_DESCRIPTORS: r"ulimit -n|[Dd]escriptor|Too many open files",
+    Fault.FULL_SHM: r"/dev/shm|No space left",
+    Fault.SHORT_MEMORY: r"ulimit -v|address space|Cannot allocate memory",
+    Fault.SHORT_PIDS: r"pids\.max|ulimit -u|new thread|Resource temporarily unavailable",
+}
+"""What an error says that blames a shortage."""
 
 
-class LatencyHistogram:
-    """Microseconds in buckets about 1 % wide, from 1 us to a day; the greatest is kept as it was."""
+def blame(error: BaseException) -> str | None:
+    """What an error says it comes of: a process, by its number, or SELF for a connection of this one that was lost; or a shortage,
+    with the second of ``time.monotonic()`` at which it was met."""
+    if isinstance(error, SchedulerDied):
+        return SELF
+    if isinstance(error, EngineDied | EngineTimeout | SessionLost):
+        named = re.search(r"\(pid (\d+)\)", str(error))
+        return named[1] if named else None
+    if isinstance(error, SharedMemoryError | SystemLimit):
+        fault = next((f for f, pattern in _SHORT_OF.items() if re.search(pattern, str(error))), None)
+        return None if fault is None else f"{fault}@{int(time.monotonic())}"
+    return None
 
-    def __init__(self) -> None:
-        self.counts: npt.NDArray[np.int64] = np.zeros(_PER_OCTAVE * _OCTAVES, np.int64)
-        self.greatest = 0.0
 
-    def add(self, us: float) -> None:
-        bucket = int(math.log2(us) * _PER_OCTAVE) if us > 1.0 else 0
-        self.counts[min(bucket, len(self.counts) - 1)] += 1
-        if us > self.greatest:
-            self.greatest = us
+class Latencies(Counter[int]):
+    """Microseconds, in buckets about 1 % wide."""
 
-    def merge(self, other: LatencyHistogram) -> None:
-        self.counts += other.counts
-        self.greatest = max(self.greatest, other.greatest)
+    def note(self, us: float) -> None:
+        self[int(math.log2(us) * _PER_OCTAVE) if us > 1.0 else 0] += 1
 
     def percentile(self, q: float) -> float:
         """The middle of the bucket that holds it; 0 if nothing was counted."""
-        total = int(self.counts.sum())
-        if total == 0:
-            return 0.0
-        bucket = int(np.searchsorted(np.cumsum(self.counts), math.ceil(total * q / 100.0)))
-        return min(float(2.0 ** ((bucket + 0.5) / _PER_OCTAVE)), self.greatest)
+        left = math.ceil(self.total() * q / 100.0)
+        for bucket in sorted(self):
+            left -= self[bucket]
+            if left <= 0:
+                return float(2.0 ** ((bucket + 0.5) / _PER_OCTAVE))
+        return 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        used = np.flatnonzero(self.counts)
-        return {"buckets": used.tolist(), "counts": self.counts[used].tolist(), "greatest": self.greatest}
 
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> LatencyHistogram:
-        histogram = cls()
-        histogram.counts[np.array(document["buckets"], np.int64)] = document["counts"]
-        histogram.greatest = float(document["greatest"])
-        return histogram
+class Wait(NamedTuple):
+    """One of the quiet neighbour's that took long: when it began, and how much of it a thread that only sleeps overslept."""
+
+    at: float
+    waited: float
+    machine: float
 
 
 @dataclass(slots=True)
@@ -59,96 +69,80 @@ class Tally:
     sent: int = 0
     completed: int = 0
     tokens: int = 0
-    """Of completed steps."""
     cancelled: int = 0
-    """Of submissions that were cancelled as asked, or followed one that was."""
-    closed: int = 0
-    """Outstanding when their session was closed as asked."""
-    failed: int = 0
-    """Ended, or were refused, in a way that nothing here had asked for."""
-    wrong: int = 0
-    """Answers, positions and held rows that are not what they must be."""
-    lost: int = 0
-    """Not settled by the deadline."""
-    full: int = 0
-    """Calls that raised Full, and were made again later."""
-    cancels: int = 0
+    closed: int = 0  # outstanding when their session was closed as asked
+    expired: int = 0  # whose deadline passed
+    failed: int = 0  # in a way that nothing here had asked for
+    lost: int = 0  # not settled by the deadline
+    unseen: int = (
+        0  # the most that the scheduler may have queued by itself, and dropped, without a client having seen it
+    )
+    wrong: int = 0  # answers, positions and held rows
+    full: int = 0  # calls that were made again later
+    cancels: int = 0  # calls of cancel()
     cancels_late: int = 0
-    """Calls of cancel() that came after the answer."""
     rewinds: int = 0
     sessions_opened: int = 0
     sessions_closed: int = 0
-    pipelined: int = 0
-    """Submissions made while an earlier one of their session was outstanding."""
+    pipelined: int = 0  # submissions made while an earlier one of their session was outstanding
     rows_checked: int = 0
-    patterns_checked: int = 0
-    """Raw rows that were compared at every index."""
-    leases_held: int = 0
-    """Leases kept for a while and compared again at the end of it."""
-    drafts_accepted: int = 0
-    """Drafted tokens."""
+    patterns_checked: int = 0  # raw rows that were compared at every index
+    leases_held: int = 0  # for a while, and compared again at the end of it
+    drafts_accepted: int = 0  # tokens
     connects: int = 0
     generations: int = 0
-    stops: int = 0
-    """Generations that a stop token ended."""
-    expired: int = 0
-    """Of submissions whose deadline passed."""
+    stops: int = 0  # generations that a stop token ended
     forks: int = 0
-    unseen: int = 0
-    """The most that the scheduler may have queued by itself, and dropped again, without a client having seen it."""
-    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    blamed: Counter[str] = field(default_factory=Counter)
-    """Steps that ended because a process did or something ran short, by the error's kind and ``flight.blame``: ``EngineDied 1234``."""
-    errors: Counter[str] = field(default_factory=Counter)
-    """Kinds of unexpected errors, each with how often it came."""
-    examples: list[str] = field(default_factory=list)
-    """The first few of what went wrong, in words."""
+    late: int = 0  # waits of the quiet neighbour beyond its bound
+    longest_wait: float = 0.0  # the quiet neighbour's, in seconds
+    longest_us: float = 0.0
+    latencies: Latencies = field(default_factory=Latencies)
+    errors: Counter[str] = field(default_factory=Counter)  # by kind, how often
+    blamed: Counter[str] = field(default_factory=Counter)  # steps by error and what that blames: "EngineDied 1234"
+    interrupts: Counter[str] = field(default_factory=Counter)  # by the call in which they came
+    attacks: Counter[str] = field(default_factory=Counter)  # by what the daemon did about the hostile peer's
+    examples: list[str] = field(default_factory=list)  # the first few of what went wrong, in words
+    late_waits: list[Wait] = field(default_factory=list)
 
     def say_wrong(self, what: str) -> None:
         self.wrong += 1
         self._example(f"wrong: {what}")
 
-    def say_failed(self, error: BaseException, steps: int, where: str) -> None:
+    def say_failed(self, error: BaseException, steps: int, where: str, *, peers_fall: bool) -> None:
+        """Steps ended as nothing here had asked for. What blames a process or a shortage is the parent's to judge, if there may be
+        any."""
+        kind = type(error).__name__
+        blamed = blame(error) if peers_fall else None
+        if blamed is not None:
+            self.blamed[f"{kind} {blamed}"] += steps
+            return
         self.failed += steps
-        self.errors[type(error).__name__] += 1
-        self._example(f"failed: {where}: {type(error).__name__}: {error}")
+        self.errors[kind] += 1
+        self._example(f"failed: {where}: {kind}: {error}")
 
-    def say_blamed(self, error: BaseException, steps: int, blamed: str) -> None:
-        self.blamed[f"{type(error).__name__} {blamed}"] += steps
+    def say_lost(self, steps: int, what: str) -> None:
+        self.lost += steps
+        self.examples.insert(0, f"lost: {what}")
+
+    def took(self, seconds: float) -> None:
+        """From a submission to its answer."""
+        self.latencies.note(seconds * 1e6)
+        self.longest_us = max(self.longest_us, seconds * 1e6)
 
     def _example(self, text: str) -> None:
         if len(self.examples) < KEPT_EXAMPLES:
             self.examples.append(text)
 
     def merge(self, other: Tally) -> None:
-        for name in _counts():
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.latency.merge(other.latency)
-        self.blamed += other.blamed
-        self.errors += other.errors
-        self.examples = (self.examples + other.examples)[:KEPT_EXAMPLES]
-
-    def to_json(self) -> dict[str, Any]:
-        counts = {name: getattr(self, name) for name in _counts()}
-        return {
-            **counts,
-            "latency": self.latency.to_json(),
-            "blamed": dict(self.blamed),
-            "errors": dict(self.errors),
-            "examples": self.examples,
-        }
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Tally:
-        counts = {name: int(document[name]) for name in _counts()}
-        return cls(
-            **counts,
-            latency=LatencyHistogram.from_json(document["latency"]),
-            blamed=Counter(document["blamed"]),
-            errors=Counter(document["errors"]),
-            examples=[str(text) for text in document["examples"]],
-        )
-
-
-def _counts() -> list[str]:
-    return [f.name for f in fields(Tally) if f.type == "int"]
+        """Counts add up, and of other numbers the greatest stays. The other one's thread may go on counting meanwhile."""
+        for name in (f.name for f in fields(self)):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            match mine:
+                case int():
+                    setattr(self, name, mine + theirs)
+                case float():
+                    setattr(self, name, max(mine, theirs))
+                case Counter():
+                    mine.update(theirs.copy())
+                case list():
+                    mine += theirs[: max(0, KEPT_EXAMPLES - len(mine))]

@@ -8,181 +8,121 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from shmsched import Client, Cluster, Control, launch
 from shmsched.tools.load.chaos import Fault
-from shmsched.tools.load.ear import Ear
 from shmsched.tools.load.options import LEAST_SESSION_TOKENS, MODEL, QUIET_MODEL, QUIET_STEP_S, Options
-from shmsched.tools.load.shortages import NotInjected, own_shm
+from shmsched.tools.load.said import Ear
+from shmsched.tools.load.shortages import SHM, NotInjected, own_shm
 
 START_S = 20.0
 STEP_TIMEOUT_S = 3.0
 """Of our own daemon, where engines are stopped."""
 GONE_S = 3.0
+LOOK_S = 0.02
 QUIET_ENGINE = f"echo?model={QUIET_MODEL}&step_us={QUIET_STEP_S * 1e6:g}&max_sessions=1&vocab=1000"
 MARK = "SHMSCHED_STRESS_RUN"
-_SHM = Path("/dev/shm")
+
+Status = dict[str, Any]
+"""What the daemon says of itself."""
 
 
 class UnfitTarget(Exception):
     """Nothing can be checked on this daemon."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """Where steps stand."""
-
-    submitted: int = 0
-    queued: int = 0
-    in_flight: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-
-    @property
-    def balanced(self) -> bool:
-        return self.submitted == self.queued + self.in_flight + self.completed + self.failed + self.cancelled
+LEDGER = ("submitted", "queued", "in_flight", "completed", "failed", "cancelled")
 
 
-@dataclass(slots=True)
-class Status:
-    """What matters here of a daemon's status document."""
-
-    document: dict[str, Any]
-
-    @property
-    def ledger(self) -> Ledger:
-        counts = self.document["ledger"]
-        return Ledger(*(counts[name] for name in Ledger.__slots__))
-
-    @property
-    def engines(self) -> dict[int, tuple[int, int, int]]:
-        """Batches, steps and tokens that each engine of the model has run."""
-        return {
-            e["engine"]: (e["batches"], e["steps"], e["tokens"])
-            for e in self.document["engines"]
-            if e["model"] == MODEL
-        }
-
-    @property
-    def quiet_engines(self) -> list[int]:
-        """Those that no fault hits, by pid."""
-        return [e["pid"] for e in self.document["engines"] if e["model"] == QUIET_MODEL]
-
-    @property
-    def pids(self) -> set[int]:
-        return {self.document["pid"], *(engine["pid"] for engine in self.document["engines"])}
-
-    @property
-    def restarts(self) -> int:
-        return sum(worker["restarts"] for worker in self.document["workers"])
-
-    @property
-    def given_up(self) -> list[str]:
-        """Engines that the daemon will not start again, in words."""
-        return [
-            f"engine {worker['spec']} was given up: {worker['reason'] or worker['last_exit']}"
-            for worker in self.document["workers"]
-            if worker["state"] == "given up"
-        ]
-
-    @property
-    def shared_memory(self) -> int:
-        return int(self.document["shared_memory"]["used_bytes"])
-
-    def held_by(self, pids: set[int] | None) -> list[str]:
-        """Clients and sessions that are still there, in words: those of ``pids``, or with None all of them."""
-        said = []
-        for client in self.document["clients"]:
-            if pids is None or client["pid"] in pids:
-                said.append(f"the daemon still has client {client['client']} of pid {client['pid']}")
-                said += [f"a session of client {client['client']}"] * client["sessions"]
-        if pids is None:
-            for engine in self.document["engines"]:
-                said += [f"the daemon still has a session in engine {engine['engine']}"] * engine["sessions"]
-            said += ["a session still waits for a slot"] * self.document["waiting_sessions"]
-        return said
+def balanced(ledger: dict[str, int]) -> bool:
+    return ledger["submitted"] == sum(ledger[name] for name in LEDGER[1:])
 
 
-@dataclass(slots=True)
+def pids(status: Status) -> set[int]:
+    return {status["pid"], *(engine["pid"] for engine in status["engines"])}
+
+
+def engines_of(status: Status, model: str) -> list[dict[str, Any]]:
+    return [engine for engine in status["engines"] if engine["model"] == model]
+
+
 class Target:
     """A daemon of our own, or somebody's."""
 
-    socket: Path
-    cluster: Cluster | None
-    mark: str
-    shm_before: frozenset[str] = frozenset()
-    not_injected: dict[Fault, str] = field(default_factory=dict)
-    """What cannot be injected here, and why."""
-    shm_suspects: set[str] = field(default_factory=set)
-    shm_seen: set[str] = field(default_factory=set)
-    descriptors_before: Counter[str] = field(default_factory=Counter)
-    """Of our own daemon, by kind."""
-    _mark_before: str | None = None
-
-    @classmethod
-    def open(cls, options: Options, ear: Ear) -> Target:
+    def __init__(self, options: Options, ear: Ear) -> None:
         """Raises ShmschedError if there is no daemon, UnfitTarget if its engines cannot be checked."""
-        mark = f"{os.getpid()}-{time.monotonic_ns()}"
-        mark_before, os.environ[MARK] = os.environ.get(MARK), mark
-        shm = frozenset(_shm_names())
-        if options.socket is not None:
-            target = cls(options.socket, None, mark, shm, _mark_before=mark_before)
-        else:
-            stops = options.chaos is not None and Fault.STOP_ENGINE in options.chaos.every_s
-            settings: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S} if stops else {}
-            specs = [options.engine] * options.engines
-            not_injected: dict[Fault, str] = {}
-            if options.chaos is not None:
-                specs.append(QUIET_ENGINE)
-                if Fault.FULL_SHM in options.chaos.every_s:
-                    try:
-                        own_shm()
-                    except NotInjected as e:
-                        not_injected[Fault.FULL_SHM] = str(e)
-            with ear.pipe("the daemon or an engine") as stderr:
-                cluster = launch(*specs, start_timeout=START_S, stderr=stderr, **settings)
-            target = cls(Path(cluster.socket), cluster, mark, shm, not_injected=not_injected, _mark_before=mark_before)
+        self.not_injected: dict[Fault, str] = {}
+        """What cannot be injected here, and why."""
+        self.shm_stays: set[str] = set()
+        """Names in /dev/shm that are ours and do not go."""
+        self._shm_suspects: set[str] = set()
+        self._shm_before = _shm_names()
+        self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._mark_before = os.environ.get(MARK)
+        os.environ[MARK] = self._mark
+        self._cluster = self._launched(options, ear) if options.socket is None else None
+        self.socket = Path(options.socket if self._cluster is None else self._cluster.socket)  # type: ignore[arg-type]
         try:
-            target._check_models()
+            self._check_models()
+            self.before = self._baseline()
         except BaseException:
-            target.close(time.monotonic() + GONE_S)
+            self.close(time.monotonic() + GONE_S)
             raise
-        return target
+        self._descriptors_before = self._descriptors()
+
+    def _launched(self, options: Options, ear: Ear) -> Cluster:
+        chaos = options.chaos
+        specs = [options.engine] * options.engines
+        if chaos:
+            specs.append(QUIET_ENGINE)
+        if Fault.FULL_SHM in chaos.every_s:
+            try:
+                own_shm()
+            except NotInjected as e:
+                self.not_injected[Fault.FULL_SHM] = str(e)
+        settings: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S} if Fault.STOP_ENGINE in chaos.every_s else {}
+        with ear.pipe("the daemon or an engine") as stderr:
+            return launch(*specs, start_timeout=START_S, stderr=stderr, **settings)
+
+    @property
+    def is_ours(self) -> bool:
+        return self._cluster is not None
+
+    @property
+    def pid(self) -> int:
+        """Of our own daemon."""
+        assert self._cluster is not None
+        return self._cluster.pid
 
     def status(self) -> Status:
         with Control(self.socket) as control:
-            return Status(control.status())
+            return control.status()
 
-    def baseline(self) -> Status:
+    def _baseline(self) -> Status:
         """The status before the run, once the connection that looked at the models is gone from it."""
         deadline = time.monotonic() + GONE_S
-        while (status := self.status()).held_by({os.getpid()}) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self.descriptors_before = self._descriptors()
+        while _held(status := self.status(), {os.getpid()}) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
         return status
 
     def _descriptors(self) -> Counter[str]:
         """Of what kind those are that our own daemon has open, and how many of each; none of another one."""
         kinds: Counter[str] = Counter()
-        for entry in Path(f"/proc/{self.cluster.pid}/fd").iterdir() if self.cluster is not None else ():
-            try:
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir() if self.is_ours else ():
+            # It may be closed in this moment.
+            with suppress(OSError):
                 kinds[re.sub(r"[-:\d]+", "", os.readlink(entry).removesuffix(" (deleted)"))] += 1
-            except OSError:
-                # Closed in this moment.
-                continue
         return kinds
 
     def _check_models(self) -> None:
         with Client(socket=self.socket) as client:
             models = dict(client.models)
-        if self.cluster is not None:
+        if self.is_ours:
             models.pop(QUIET_MODEL, None)
-        if MODEL not in models or (self.cluster is not None and len(models) > 1):
+        if MODEL not in models or (self.is_ours and len(models) > 1):
             served = ", ".join(repr(model) for model in sorted(models)) or "nothing"
             raise UnfitTarget(f"the engines serve {served}; only the answers of model {MODEL!r} can be checked")
         most = models[MODEL].info.max_session_tokens
@@ -193,44 +133,42 @@ class Target:
 
     def watch_shm(self, pids: set[int]) -> None:
         """Look at /dev/shm. A name may be there for the moment of its making; one seen twice stays."""
-        names = {name for name in _shm_names() if name not in self.shm_before and _made_by(name, pids)}
-        self.shm_seen |= names & self.shm_suspects
-        self.shm_suspects = names
+        names = {name for name in _shm_names() - self._shm_before if _made_by(name, pids)}
+        self.shm_stays |= names & self._shm_suspects
+        self._shm_suspects = names
 
-    def settle(self, pids: set[int], before: Status, deadline: float) -> tuple[Status, list[str]]:
+    def settle(self, clients: set[int], deadline: float) -> tuple[Status, list[str]]:
         """Wait until nothing of the clients is left in the daemon. Returns its last status, and what is left in words."""
-        own = self.cluster is not None
         while True:
             status = self.status()
-            left = status.held_by(None if own else pids)
-            if own and status.shared_memory > before.shared_memory:
-                left.append(
-                    f"{status.shared_memory - before.shared_memory:,} bytes of shared memory are not given back"
-                )
+            left = _held(status, None if self.is_ours else clients)
+            more = status["shared_memory"]["used_bytes"] - self.before["shared_memory"]["used_bytes"]
+            if self.is_ours and more > 0:
+                left.append(f"{more:,} bytes of shared memory are not given back")
             left += [
                 f"{n} descriptors of the daemon are not closed: {kind}"
-                for kind, n in (self._descriptors() - self.descriptors_before).items()
+                for kind, n in (self._descriptors() - self._descriptors_before).items()
             ]
-            busy = own and (status.ledger.queued or status.ledger.in_flight)
+            ledger = status["ledger"]
+            busy = self.is_ours and (ledger["queued"] or ledger["in_flight"])
             if not (left or busy) or time.monotonic() >= deadline:
                 return status, left
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
 
     def close(self, deadline: float) -> tuple[list[str], list[str]]:
         """End our own daemon by the deadline. Returns what outlived it, and how it ended if not well, in words."""
         left: list[str] = []
         problems: list[str] = []
-        if self.cluster is not None:
-            pid = self.cluster.pid
-            timer = threading.Timer(max(0.5, deadline - time.monotonic()), _kill, [pid])
+        if self._cluster is not None:
+            timer = threading.Timer(max(0.5, deadline - time.monotonic()), kill, [self.pid])
             timer.start()
             try:
-                status = self.cluster.close()
+                status = self._cluster.close()
             finally:
                 timer.cancel()
             if status != 0:
-                problems.append(f"the daemon (pid {pid}) ended with status {status}")
-            left += [f"process {pid} outlived the daemon; it was killed" for pid in _end_marked(self.mark)]
+                problems.append(f"the daemon (pid {self.pid}) ended with status {status}")
+            left = [f"process {pid} outlived the daemon; it was killed" for pid in _end_marked(self._mark)]
         if self._mark_before is None:
             os.environ.pop(MARK, None)
         else:
@@ -238,45 +176,51 @@ class Target:
         return left, problems
 
 
+def _held(status: Status, pids: set[int] | None) -> list[str]:
+    """Clients and sessions that are still there, in words: those of ``pids``, or with None all of them."""
+    said: list[str] = []
+    for client in status["clients"]:
+        if pids is None or client["pid"] in pids:
+            said.append(f"the daemon still has client {client['client']} of pid {client['pid']}")
+            said += [f"a session of client {client['client']}"] * client["sessions"]
+    if pids is None:
+        for engine in status["engines"]:
+            said += [f"the daemon still has a session in engine {engine['engine']}"] * engine["sessions"]
+        said += ["a session still waits for a slot"] * status["waiting_sessions"]
+    return said
+
+
 def _shm_names() -> set[str]:
-    return {entry.name for entry in _SHM.iterdir() if "shmsched" in entry.name} if _SHM.is_dir() else set()
+    return {entry.name for entry in SHM.iterdir() if "shmsched" in entry.name} if SHM.is_dir() else set()
 
 
 def _made_by(name: str, pids: set[int]) -> bool:
     """The name carries its maker's pid; one that names none may be ours as well."""
-    words = name.split("-")
-    maker = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
-    return maker in pids or not maker
+    maker = re.match(r"[^-]*-(\d+)", name)
+    return maker is None or int(maker[1]) in pids
 
 
 def _end_marked(mark: str) -> list[int]:
     """Whoever inherited our environment and still runs after a while is left over. Kills them."""
     deadline = time.monotonic() + GONE_S
-    while (left := _marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while (left := _marked(f"{MARK}={mark}".encode())) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
     for pid in left:
-        _kill(pid)
+        kill(pid)
     return left
 
 
-def _marked(mark: str) -> list[int]:
-    wanted = f"{MARK}={mark}".encode()
-    return [pid for pid in _processes() if pid != os.getpid() and wanted in _environment(pid)]
+def _marked(wanted: bytes) -> list[int]:
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()):
+        # It may have ended, or is not ours to look at.
+        with suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
 
 
-def _processes() -> Iterable[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def _kill(pid: int) -> None:
-    try:
+def kill(pid: int) -> None:
+    # It may have ended by itself in this moment.
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
