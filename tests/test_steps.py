@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shmsched.dataplane.layouts import SAMPLING
 from shmsched.errors import InvalidRequest
-from shmsched.memory.layouts import SAMPLING
 from shmsched.params import OutputRows, RequestParams, SamplingParams
 from shmsched.steps import Request
 from shmsched.wire.codec import pack, unpack

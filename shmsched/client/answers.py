@@ -13,9 +13,9 @@ import numpy.typing as npt
 from shmsched.client.replies import Reply, SampledToken, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import Submission
+from shmsched.dataplane.dtypes import RECORD_DTYPE, RESULT_DTYPE
+from shmsched.dataplane.layouts import RESULT, STREAMED
 from shmsched.futures import LightFuture, set_results
-from shmsched.memory.dtypes import RECORD_DTYPE, RESULT_DTYPE
-from shmsched.memory.layouts import RESULT, STREAMED
 from shmsched.steps import Response
 
 Answered = tuple[Reply, Response]

@@ -17,8 +17,8 @@ from shmsched.client.leases import Lease
 from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import NO_ROWS, Submission
+from shmsched.dataplane.layouts import RECORD, RecordKind
 from shmsched.errors import ErrorCode, ProtocolError, SchedulerDied, SessionClosed, ShmschedError, error_of
-from shmsched.memory.layouts import RECORD, RecordKind
 from shmsched.steps import Response
 from shmsched.wire import frames
 

@@ -13,9 +13,9 @@ from shmsched.client.replies import Reply, TokenStream
 from shmsched.client.room import Room
 from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import NO_ROWS, Decode, Submission
+from shmsched.dataplane.layouts import RECORD, RESULT, STREAMED, ClientLayout
+from shmsched.dataplane.rings import RecordReader, TokenWriter
 from shmsched.errors import InvalidRequest, SchedulerDied, ShmschedError
-from shmsched.memory.layouts import RECORD, RESULT, STREAMED, ClientLayout
-from shmsched.memory.ring import RecordReader, TokenWriter
 from shmsched.memory.segment import Segment
 from shmsched.params import SamplingParams
 from shmsched.steps import Tokens

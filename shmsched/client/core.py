@@ -22,6 +22,7 @@ from shmsched.client.models import Model
 from shmsched.client.outbox import to_be_sent
 from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import Answer, ClientState, Opening
+from shmsched.dataplane.layouts import LOGIT_SIZE
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -31,7 +32,6 @@ from shmsched.errors import (
     ShmschedError,
     UsedAfterFork,
 )
-from shmsched.memory.layouts import LOGIT_SIZE
 from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
 from shmsched.wire import frames

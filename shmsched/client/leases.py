@@ -7,10 +7,10 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from shmsched.dataplane.dtypes import LOGIT
+from shmsched.dataplane.layouts import GUARD, LOGIT_SIZE
 from shmsched.errors import Full, InvalidRequest
 from shmsched.memory.arena import ArenaAllocator
-from shmsched.memory.dtypes import LOGIT
-from shmsched.memory.layouts import GUARD, LOGIT_SIZE
 from shmsched.memory.segment import Segment
 from shmsched.saying import counted
 from shmsched.steps import LogitsBlock

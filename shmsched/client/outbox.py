@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Any
 
 from shmsched import failpoints
+from shmsched.dataplane.descriptors import pack_submit
+from shmsched.dataplane.rings import RecordReader, TokenWriter
 from shmsched.errors import SchedulerDied
-from shmsched.memory.ring import RecordReader, TokenWriter
-from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.codec import pack
 from shmsched.wire.framing import framed
 from shmsched.wire.link import Link, Outgoing, outgoing

@@ -6,8 +6,8 @@ from collections.abc import Sized
 
 from shmsched.client.outbox import Outbox
 from shmsched.client.submission import Submission
+from shmsched.dataplane.rings import RecordReader
 from shmsched.errors import InvalidRequest
-from shmsched.memory.ring import RecordReader
 from shmsched.saying import counted
 
 

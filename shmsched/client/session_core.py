@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched.arguments import whole
+from shmsched.dataplane.layouts import SAMPLING
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
-from shmsched.memory.layouts import SAMPLING
 from shmsched.not_copied import NotCopied
 from shmsched.params import SamplingParams
 from shmsched.saying import counted

@@ -13,6 +13,7 @@ from shmsched.client.arrivals import Arrivals
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
 from shmsched.client.session_core import SessionCore
+from shmsched.dataplane.layouts import ClientLayout
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -23,7 +24,6 @@ from shmsched.errors import (
     ShmschedError,
     error_of,
 )
-from shmsched.memory.layouts import ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
 from shmsched.wire.link import Link

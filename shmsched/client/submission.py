@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shmsched.arguments import LONGEST_S, STRANGE, number, shown, whole
 from shmsched.client.tokens import as_tokens, packed_tokens
+from shmsched.dataplane.layouts import SAMPLING
 from shmsched.errors import DeadlineExceeded, Full, InvalidRequest
-from shmsched.memory.layouts import SAMPLING
 from shmsched.params import OutputRows, SamplingParams
 from shmsched.steps import Tokens
 from shmsched.wire.frames import (

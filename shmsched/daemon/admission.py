@@ -6,8 +6,8 @@ import math
 
 from shmsched.daemon.batch_slot import WANTED
 from shmsched.daemon.state import Generation, Session, SessionState, Step, Wanted
+from shmsched.dataplane.layouts import CACHE_LINE, GUARD, LOGIT_SIZE, SAMPLING
 from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError
-from shmsched.memory.layouts import CACHE_LINE, GUARD, LOGIT_SIZE, SAMPLING
 from shmsched.memory.segment import Segment
 from shmsched.params import OutputRows, SamplingParams
 from shmsched.wire import frames

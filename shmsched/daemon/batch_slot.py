@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shmsched.daemon.state import Step
-from shmsched.memory.layouts import HEADER, SAMPLING, BatchSlotLayout, StepStatus
+from shmsched.dataplane.layouts import HEADER, SAMPLING, BatchSlotLayout, StepStatus
 from shmsched.scheduling import SchedulerParams
 
 _STATUSES = {int(status) for status in StepStatus}

@@ -10,8 +10,8 @@ from shmsched import failpoints
 from shmsched.daemon.batch_in_flight import BatchInFlight, Following
 from shmsched.daemon.batch_slot import Answers, BatchSlot
 from shmsched.daemon.state import Step
+from shmsched.dataplane.layouts import BatchSlotLayout
 from shmsched.dataplane.step import StepState
-from shmsched.memory.layouts import BatchSlotLayout
 from shmsched.scheduling import SchedulerParams
 
 if TYPE_CHECKING:

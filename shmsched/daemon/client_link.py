@@ -12,10 +12,10 @@ from shmsched.daemon.admission import Rejected, admit, highest_of, not_announced
 from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import ClientLimits
 from shmsched.daemon.state import Session, SessionState, Step, Wanted
+from shmsched.dataplane.layouts import RECORD, RESULT, STREAMED, ClientLayout, RecordKind
+from shmsched.dataplane.rings import RecordRing, TokenReader
 from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode, ProtocolError
-from shmsched.memory.layouts import RECORD, RESULT, STREAMED, ClientLayout, RecordKind
-from shmsched.memory.ring import RecordRing, TokenReader
 from shmsched.memory.segment import Segment
 from shmsched.saying import say_trace
 from shmsched.wire import frames

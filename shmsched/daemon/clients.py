@@ -15,9 +15,9 @@ from shmsched.daemon.loop import EventLoop
 from shmsched.daemon.memory_budget import MemoryBudget
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.sessions import Sessions
+from shmsched.dataplane.layouts import ClientLayout
 from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
 from shmsched.limits import no_thread
-from shmsched.memory.layouts import ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
 from shmsched.wire.peer import Peer

@@ -20,10 +20,10 @@ from shmsched.daemon.loop import Timer, contained
 from shmsched.daemon.session_slots import SessionSlots
 from shmsched.daemon.state import Session, Step
 from shmsched.daemon.watchdog import Watchdog
+from shmsched.dataplane.layouts import BatchSlotLayout, StepStatus
 from shmsched.dataplane.queues import StepQueues
 from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode
-from shmsched.memory.layouts import BatchSlotLayout, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.saying import say_trace
 from shmsched.scheduling import SchedulerParams

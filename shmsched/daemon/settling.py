@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from shmsched import failpoints
 from shmsched.daemon.state import Session, Step
+from shmsched.dataplane.layouts import RECORD, STREAMED, RecordKind
 from shmsched.dataplane.ledger import Ledger
 from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode
-from shmsched.memory.layouts import RECORD, STREAMED, RecordKind
 
 if TYPE_CHECKING:
     from shmsched.daemon.client_link import ClientLink

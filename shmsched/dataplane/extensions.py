@@ -14,7 +14,7 @@ MODULES = ("ledger", "line", "queues", "rotation", "step")
 """What Cython compiles: all of these or none. Each has a ``.pxd`` beside it."""
 SHARED = "_shmsched_dataplane"
 """One module more, for what Cython would otherwise put into each. Cython enters it without its package's name, too."""
-NOT_COMPILED = ("extensions", "marks")
+NOT_COMPILED = ("descriptors", "dtypes", "extensions", "layouts", "marks", "rings")
 DIRECTIVES = {
     "language_level": 3,
     "annotation_typing": False,  # the .pxd has the types; those of the .py would collide with them

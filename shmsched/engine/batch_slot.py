@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched import failpoints
+from shmsched.dataplane.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.errors import ProtocolError
-from shmsched.memory.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepEntry, StepStatus
 
 _U32S, _U64S = STEP.size // 4, STEP.size // 8
 """A step in words of either size: every ``_U32S``-th word from the 4th on is the position of a step."""

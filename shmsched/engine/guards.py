@@ -10,8 +10,8 @@ import mmap
 import os
 from collections.abc import Mapping
 
+from shmsched.dataplane.layouts import ALL_ROWS, GUARD, LOGIT_SIZE, STEP
 from shmsched.engine.batch_slot import Pulled
-from shmsched.memory.layouts import ALL_ROWS, GUARD, LOGIT_SIZE, STEP
 
 WORDS = os.urandom(GUARD)
 

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shmsched import failpoints
+from shmsched.dataplane.dtypes import LOGIT
+from shmsched.dataplane.layouts import LOGIT_SIZE, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.engine.batch_slot import BatchSlot, Pulled, Results
 from shmsched.engine.batch_view import BatchView, StepRow
 from shmsched.engine.contract import Engine, Limits, check_complete
@@ -33,8 +35,6 @@ from shmsched.errors import (
     Unsupported,
     error_of,
 )
-from shmsched.memory.dtypes import LOGIT
-from shmsched.memory.layouts import LOGIT_SIZE, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.params import SamplingParams
 from shmsched.saying import say_trace

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from itertools import accumulate
 
+from shmsched.dataplane.layouts import StepEntry, StepStatus
 from shmsched.engine.batch_slot import Results
 from shmsched.engine.plan import Row
-from shmsched.memory.layouts import StepEntry, StepStatus
 
 
 class BatchOutcome:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.memory.layouts import StepEntry
+from shmsched.dataplane.layouts import StepEntry
 
 Int32s = npt.NDArray[np.int32]
 

@@ -10,11 +10,11 @@ from typing import overload
 
 import numpy as np
 
+from shmsched.dataplane.dtypes import LOGIT
+from shmsched.dataplane.layouts import SAMPLING, StepStatus
 from shmsched.engine.batch_slot import Pulled, Results
 from shmsched.engine.batch_view import BatchView, Floats, Int32s, StepRow
 from shmsched.engine.lazily import lazily
-from shmsched.memory.dtypes import LOGIT
-from shmsched.memory.layouts import SAMPLING, StepStatus
 from shmsched.params import OutputRows, SamplingParams
 
 _RAW = int(OutputRows.LAST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from shmsched.memory.layouts import aligned
+from shmsched.dataplane.layouts import aligned
 
 
 class ArenaAllocator:

@@ -4,14 +4,19 @@ What travels here is small: numbers, cursors, names. Tokens, results and logits 
 far they go. A cursor counts from the beginning of the connection and only grows.
 """
 
-from shmsched.wire.client_frames import (
-    MAX_OPTIONS,
+from shmsched.dataplane.descriptors import (
     MAX_STOP_TOKENS,
     ROWS_DESCRIPTOR,
     STEP_DESCRIPTOR,
     WANTED,
     WANTED_AFTER_ROWS,
     WANTED_BEFORE_ROWS,
+    StepDescriptor,
+    StepFlags,
+    StepRows,
+)
+from shmsched.wire.client_frames import (
+    MAX_OPTIONS,
     Arena,
     ArenaRefused,
     Block,
@@ -30,10 +35,7 @@ from shmsched.wire.client_frames import (
     SessionLimits,
     SessionOpened,
     SessionRefused,
-    StepDescriptor,
     StepDescriptors,
-    StepFlags,
-    StepRows,
     Submit,
     Welcome,
 )

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from shmsched.client.leases import ClientArena
+from shmsched.dataplane.layouts import GUARD
 from shmsched.errors import Full, InvalidRequest
-from shmsched.memory.layouts import GUARD
 from shmsched.memory.segment import Segment
 from shmsched.steps import LogitsBlock
 

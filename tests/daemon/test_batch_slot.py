@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shmsched.daemon.batch_slot import WANTED, Answers, BatchSlot
 from shmsched.daemon.state import Step, Wanted
-from shmsched.memory.layouts import HEADER, STEP, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.dataplane.layouts import HEADER, STEP, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.scheduling import SchedulerParams
 
 LIMITS = SchedulerParams(8, 4)

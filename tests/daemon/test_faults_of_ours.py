@@ -11,7 +11,7 @@ from shmsched.daemon import lookout
 from shmsched.daemon.batches_in_hand import BatchesInHand
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
-from shmsched.memory.layouts import StepStatus
+from shmsched.dataplane.layouts import StepStatus
 from shmsched.wire import frames
 
 from support.peers.client import ClientPeer

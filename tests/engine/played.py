@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from shmsched.dataplane.layouts import StepStatus
 from shmsched.engine import BatchView, Engine
-from shmsched.memory.layouts import StepStatus
 from shmsched.workers.echo import PEAK, Echo, advance, answer
 
 from support.peers.scheduler import Scheduler

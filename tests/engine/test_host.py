@@ -24,9 +24,9 @@ from engine.played import (
     last,
 )
 
+from shmsched.dataplane.layouts import GUARD
 from shmsched.engine import Engine, EngineInfo, Limits
 from shmsched.errors import EngineStartError, ErrorCode, ProtocolError
-from shmsched.memory.layouts import GUARD
 from shmsched.memory.segment import Segment
 from shmsched.params import OutputRows
 from shmsched.wire import frames

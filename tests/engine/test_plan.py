@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from shmsched.dataplane.layouts import SAMPLING, STEP, StepEntry
 from shmsched.engine.batch_slot import Pulled
 from shmsched.engine.batch_view import StepRow
 from shmsched.engine.outcome import BatchOutcome
 from shmsched.engine.plan import Row, gather, passes, wanted
 from shmsched.engine.straight_view import StraightView
-from shmsched.memory.layouts import SAMPLING, STEP, StepEntry
 from shmsched.params import OutputRows, SamplingParams
 
 ROWS = st.sampled_from([OutputRows.NONE, OutputRows.LAST, OutputRows.ALL])

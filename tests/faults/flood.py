@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Any, get_type_hints
 
-from shmsched.memory.layouts import SAMPLING
+from shmsched.dataplane.layouts import SAMPLING
 from shmsched.wire import codec, frames
 from shmsched.wire.codec import pack
 from shmsched.wire.framing import framed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shmsched
-from shmsched.memory.layouts import StepStatus
+from shmsched.dataplane.layouts import StepStatus
 from shmsched.wire import frames
 from shmsched.wire.link import Link
 

@@ -21,8 +21,8 @@ import pytest
 
 import shmsched
 from shmsched.client.futures import WaitingStream
+from shmsched.dataplane.layouts import GUARD
 from shmsched.failpoints import VARIABLE, Name
-from shmsched.memory.layouts import GUARD
 from shmsched.workers.echo import advance, answer
 
 from faults import lives

@@ -12,8 +12,8 @@ import pytest
 from shmsched.daemon.batch_slot import WANTED
 from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
 from shmsched.daemon.state import Generation, Step, Wanted
+from shmsched.dataplane.layouts import BatchSlotLayout
 from shmsched.dataplane.step import StepState
-from shmsched.memory.layouts import BatchSlotLayout
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
 

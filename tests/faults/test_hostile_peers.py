@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import shmsched
+from shmsched.dataplane.layouts import SAMPLING, StepStatus
 from shmsched.errors import ErrorCode
-from shmsched.memory.layouts import SAMPLING, StepStatus
 from shmsched.wire import frames
 from shmsched.wire.codec import pack
 from shmsched.wire.framing import framed

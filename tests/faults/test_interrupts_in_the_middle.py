@@ -28,8 +28,8 @@ from shmsched.client.outbox import Outbox
 from shmsched.client.receiver import Receiver
 from shmsched.client.state import ClientState
 from shmsched.client.submitting import Submitting
+from shmsched.dataplane.layouts import GUARD
 from shmsched.futures import set_results
-from shmsched.memory.layouts import GUARD
 from shmsched.wire.inbound import Inbound
 from shmsched.wire.link import Link
 

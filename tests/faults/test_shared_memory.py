@@ -18,7 +18,7 @@ import posix_ipc
 import pytest
 
 import shmsched
-from shmsched.memory.layouts import GUARD, aligned
+from shmsched.dataplane.layouts import GUARD, aligned
 from shmsched.memory.segment import start_time
 from shmsched.wire import frames
 from shmsched.wire.link import Link

@@ -9,8 +9,8 @@ from concurrent.futures import wait
 import pytest
 
 import shmsched
+from shmsched.dataplane.layouts import StepStatus
 from shmsched.errors import ErrorCode
-from shmsched.memory.layouts import StepStatus
 
 from faults.decoding import VOCAB
 from processes import engines as moods

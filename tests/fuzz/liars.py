@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmsched.memory.layouts import SAMPLING, StepStatus
+from shmsched.dataplane.layouts import SAMPLING, StepStatus
 from shmsched.wire import frames
 
 from fuzz.choices import Choices, one_of, true_or

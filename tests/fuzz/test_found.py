@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shmsched.daemon.state import Step
+from shmsched.dataplane.layouts import StepStatus
 from shmsched.dataplane.step import StepState
-from shmsched.memory.layouts import StepStatus
 from shmsched.wire import frames
 
 from fuzz.actions import act_on, lying_world

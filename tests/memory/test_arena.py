@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shmsched.dataplane.layouts import CACHE_LINE
 from shmsched.memory.arena import ArenaAllocator
-from shmsched.memory.layouts import CACHE_LINE
 
 SIZE = 40 * CACHE_LINE
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import shmsched
-from shmsched.memory.layouts import GUARD, aligned
+from shmsched.dataplane.layouts import GUARD, aligned
 from shmsched.workers.echo import advance, answer
 
 from processes import engines as moods

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmsched.memory.layouts import StepStatus
+from shmsched.dataplane.layouts import StepStatus
 from shmsched.wire import frames
 
 from support.world import World

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from shmsched.dataplane.descriptors import pack_submit
 from shmsched.errors import ProtocolError
 from shmsched.wire import codec, frames
-from shmsched.wire.client_frames import pack_submit
 from shmsched.wire.codec import U8, U32, Text, frame, pack, pack_framed, unpack, unpack_declared
 from shmsched.wire.engine_frames import pack_done
 from shmsched.wire.framing import MAX_FRAME, framed

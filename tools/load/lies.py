@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from shmsched.memory.layouts import SAMPLING
+from shmsched.dataplane.layouts import SAMPLING
 from shmsched.tools.load.options import MODEL
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.memory.dtypes import LOGIT, STEP_DTYPE
-from shmsched.memory.layouts import HEADER, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.dataplane.dtypes import LOGIT, STEP_DTYPE
+from shmsched.dataplane.layouts import HEADER, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames

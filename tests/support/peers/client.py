@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shmsched.memory.layouts import SAMPLING, ClientLayout
+from shmsched.dataplane.layouts import SAMPLING, ClientLayout
 from shmsched.memory.segment import Segment
 from shmsched.wire import frames
 from shmsched.wire.frames import StepDescriptor, StepFlags

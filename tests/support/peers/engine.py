@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.memory.layouts import HEADER, STEP, BatchSlotLayout, StepEntry, StepStatus
+from shmsched.dataplane.layouts import HEADER, STEP, BatchSlotLayout, StepEntry, StepStatus
 from shmsched.memory.segment import Segment
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames

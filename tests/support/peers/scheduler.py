@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shmsched.dataplane.layouts import HEADER, STEP, BatchSlotLayout
 from shmsched.engine import Engine, Limits
 from shmsched.engine.host import EngineHost
 from shmsched.errors import ShmschedError
-from shmsched.memory.layouts import HEADER, STEP, BatchSlotLayout
 from shmsched.memory.segment import Segment
 from shmsched.params import OutputRows
 from shmsched.wire import frames

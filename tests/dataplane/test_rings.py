@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shmsched.memory.ring import RecordReader, RecordRing, TokenReader, TokenWriter
+from shmsched.dataplane.rings import RecordReader, RecordRing, TokenReader, TokenWriter
 
 CAPACITY = 13
 ROW = struct.Struct("<QI")

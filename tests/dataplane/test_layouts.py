@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.memory.dtypes import LOGIT, RECORD_DTYPE, RESULT_DTYPE, STEP_DTYPE
-from shmsched.memory.layouts import (
+from shmsched.dataplane.dtypes import LOGIT, RECORD_DTYPE, RESULT_DTYPE, STEP_DTYPE
+from shmsched.dataplane.layouts import (
     CACHE_LINE,
     HEADER,
     RECORD,
