@@ -15,6 +15,7 @@ from shmsched.daemon.loop import EventLoop
 from shmsched.daemon.memory_budget import MemoryBudget
 from shmsched.daemon.models import tell_models
 from shmsched.daemon.sessions import Sessions
+from shmsched.dataplane.core import Core
 from shmsched.dataplane.layouts import ClientLayout
 from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
 from shmsched.limits import no_thread
@@ -32,25 +33,25 @@ class Clients:
     def __init__(
         self,
         config: DaemonConfig,
+        core: Core,
         loop: EventLoop,
         sessions: Sessions,
         engines: Callable[[], Iterable[EngineLink]],
-        has_news: Callable[[ClientLink], None],
     ) -> None:
         self.budget = MemoryBudget(config.max_shared_memory)
         self.links: dict[int, ClientLink] = {}
         self._config = config
+        self._core = core
         self._loop = loop
         self._sessions = sessions
         self._engines = engines
-        self._has_news = has_news
         self._to_allocate: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._allocate_all, name="shmsched-allocate", daemon=True).start()
         except RuntimeError as e:
             raise no_thread("making clients' arenas", e) from e
 
-    def welcome(self, peer: Peer, number: int) -> ClientLink:
+    def welcome(self, peer: Peer) -> ClientLink:
         """Give a new client its segment, and tell it of the models.
 
         Raises SharedMemoryError with the sizes, SystemLimit if there is no descriptor to pass it on.
@@ -61,7 +62,8 @@ class Clients:
             limits.ring_tokens, limits.outstanding_steps, limits.outstanding_results, limits.streamed_tokens
         )
         segment = self._make_segment(layout.size, f"client {peer.name}")
-        link = ClientLink(number, peer, segment, layout, limits, self._has_news, self._loop.clock)
+        number = next(self._core.numbers)
+        link = ClientLink(number, peer, segment, layout, limits, self._core)
         self.links[number] = link
         tell_models(self._engines(), [link])
         arena = min(limits.arena_bytes, self._config.max_shared_memory)
@@ -130,6 +132,8 @@ class Clients:
     def _allocate_all(self) -> None:
         for make in iter(self._to_allocate.get, None):
             make()
+            # It knows its client, which may be gone by the time that the next one comes.
+            del make
 
     def close(self) -> None:
         """End the thread that makes arenas."""

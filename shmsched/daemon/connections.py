@@ -55,17 +55,15 @@ class Connection:
         self.stall_timer: Timer | None = None
 
 
-Greet = Callable[[Connection, frames.Hello], Handler]
-
-
 class Connections:
     """Accepts, reads, flushes and drops. What a peer does wrong costs that peer its connection and nobody anything else."""
 
-    def __init__(self, loop: EventLoop, listener: Listener, most: int, greet: Greet) -> None:
+    def __init__(self, loop: EventLoop, listener: Listener, most: int) -> None:
         self._loop = loop
         self._listener = listener
         self._most = most
-        self._greet = greet
+        self.greet: Callable[[Connection, frames.Hello], Handler]
+        """Says what a new connection is for. Set before the loop turns."""
         self._all: set[Connection] = set()
         self._pending: set[Connection] = set()
         self._silent: dict[Connection, None] = {}
@@ -312,7 +310,7 @@ class Connections:
                 self._silent.pop(connection, None)
                 if not self._is_let_in(connection, hello):
                     return False
-                connection.handler = self._greet(connection, hello)
+                connection.handler = self.greet(connection, hello)
                 if connection.hello_timer is not None:
                     connection.hello_timer.cancel()
             else:

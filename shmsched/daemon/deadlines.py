@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from shmsched.daemon.loop import EventLoop, Timer
-from shmsched.daemon.state import Step
+from shmsched.dataplane.session import Step
 from shmsched.dataplane.step import StepState
 
 _SLACK = 1024

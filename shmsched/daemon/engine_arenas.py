@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from shmsched.daemon.state import Step
+from shmsched.daemon.client_link import ClientLink
+from shmsched.dataplane.session import Step
 from shmsched.errors import SystemLimit
 from shmsched.wire import frames
 from shmsched.wire.peer import Peer
-
-if TYPE_CHECKING:
-    from shmsched.daemon.client_link import ClientLink
 
 
 class EngineArenas:

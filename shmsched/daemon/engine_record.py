@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from shmsched.daemon.batch_in_flight import BatchInFlight
+from shmsched.dataplane.batches import Batch
 
 RECENT_BATCHES = 256
 
@@ -31,12 +31,11 @@ class EngineRecord:
         self.busy_s = 0.0
         self.recent: deque[BatchSummary] = deque(maxlen=RECENT_BATCHES)
 
-    def add(self, batch: BatchInFlight, seconds: float) -> int:
-        """The batch has ended, after so long. Returns how many tokens it had."""
-        lengths = batch.lengths
-        n_steps, n_tokens, decodes = len(lengths), sum(lengths), lengths.count(1)
+    def add(self, batch: Batch, seconds: float) -> None:
+        """The batch has ended, after so long."""
+        n_steps = len(batch.steps)
         self.steps += n_steps
-        self.tokens += n_tokens
+        self.tokens += batch.n_tokens
         self.busy_s += seconds
-        self.recent.append(BatchSummary(batch.number, decodes, n_steps - decodes, n_tokens, seconds, time.time()))
-        return n_tokens
+        n_chunks = n_steps - batch.n_decodes
+        self.recent.append(BatchSummary(batch.number, batch.n_decodes, n_chunks, batch.n_tokens, seconds, time.time()))

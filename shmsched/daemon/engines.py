@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from shmsched import failpoints
-from shmsched.daemon.batches_in_hand import BATCH_SLOTS
-from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.clients import Clients
+from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Connections
 from shmsched.daemon.engine_link import EngineLink, EngineState
-from shmsched.daemon.loop import READ
+from shmsched.daemon.loop import READ, EventLoop
 from shmsched.daemon.models import tell_models
+from shmsched.daemon.outcomes import Outcomes
 from shmsched.daemon.pidfds import pidfd_of
+from shmsched.daemon.sessions import Sessions
 from shmsched.daemon.supervisor import Supervisor, Worker
+from shmsched.dataplane.batches import BATCH_SLOTS
+from shmsched.dataplane.core import Core
 from shmsched.engine.contract import EngineInfo
 from shmsched.errors import ErrorCode, ProtocolError, SharedMemoryError, ShmschedError, SystemLimit
 from shmsched.saying import counted
 from shmsched.wire import frames
-
-if TYPE_CHECKING:
-    from shmsched.daemon.server import Daemon
 
 LAST_WORD_S = 1.0
 """How long the process of an engine whose connection is gone may take to end, before its clients are told without the reason."""
@@ -36,17 +36,21 @@ class Engines:
     """All engines by number: one incarnation each."""
 
     def __init__(
-        self,
-        daemon: Daemon,
-        connections: Connections,
-        supervisor: Supervisor,
-        clients: Callable[[], Iterable[ClientLink]],
-    ) -> None:
+        self, config: DaemonConfig, core: Core, loop: EventLoop, outcomes: Outcomes, sessions: Sessions, connections: Connections,
+        supervisor: Supervisor, clients: Clients, log: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.links: dict[int, EngineLink] = {}
-        self._daemon = daemon
+        self.ending = False
+        """They end because the daemon does."""
+        self._config = config
+        self._core = core
+        self._loop = loop
+        self._outcomes = outcomes
+        self._sessions = sessions
         self._connections = connections
         self._supervisor = supervisor
         self._clients = clients
+        self._log = log
 
     def offered(self, connection: Connection, offer: frames.Offer) -> EngineLink:
         """An engine has connected and said what it serves.
@@ -66,7 +70,7 @@ class Engines:
             if other.offer.model == offer.model:
                 _check_interchangeable(offer, other.offer)
         _check(offer)
-        config = self._daemon.config
+        config = self._config
         limits = config.params.within(
             offer.max_batch_size or None, offer.max_decode_sequences or None, offer.max_prefill_chunk_size or None
         )
@@ -75,13 +79,14 @@ class Engines:
         pidfd = pidfd_of(connection.peer.pid, "engine's") if worker is None else -1
         try:
             link = EngineLink(
-                self._daemon.next_number(),
                 connection.peer,
                 offer,
                 limits,
                 config.linger_share,
                 config.ahead_share,
-                self._daemon.loop.clock,
+                self._core,
+                self._loop,
+                config.step_timeout_s,
             )
         except SharedMemoryError:
             if pidfd >= 0:
@@ -101,12 +106,14 @@ class Engines:
         link.hang_up = lambda: self._connections.drop(connection, "the scheduler let the engine go")
         link.read = lambda: self._connections.read_all(connection)
         link.read_and_hang_up = lambda why: self._connections.read_and_drop(connection, why)
+        link.watchdog.warn = lambda since: self._is_silent(link, since)
+        link.watchdog.bark = lambda: self._hangs(link)
         if worker is not None:
             self._supervisor.attached(worker, link)
         elif pidfd >= 0:
             # See the end of an engine that is not our child, also where a child of its own holds its socket open.
             link.pidfd = pidfd
-            self._daemon.loop.watch(pidfd, READ, lambda _: self._process_ended(link))
+            self._loop.watch(pidfd, READ, lambda _: self._process_ended(link))
         self.links[link.number] = link
         return link
 
@@ -122,7 +129,7 @@ class Engines:
         if worker is not None:
             self._supervisor.is_ready(worker)
         else:
-            self._daemon.log(f"engine {link.offer.spec} ({link.peer.name}) is attached, for model {link.offer.model!r}")
+            self._log(f"engine {link.offer.spec} ({link.peer.name}) is attached, for model {link.offer.model!r}")
         self._changed()
 
     def failed_to_start(self, pid: int, reason: str) -> None:
@@ -131,13 +138,13 @@ class Engines:
         if worker is not None:
             worker.reason = reason
         else:
-            self._daemon.log(f"the engine with pid {pid} did not start: {reason}")
+            self._log(f"the engine with pid {pid} did not start: {reason}")
 
     def faulty(self, link: EngineLink, reason: str) -> None:
         """It has written where it must not. Nothing of it counts, and it is not started again: it would do the same."""
         message = f"engine {link.offer.spec} ({link.peer.name}) is marked down: {reason}"
-        self._daemon.log(message)
-        link.abandon(ErrorCode.ENGINE_ERROR, message, self._daemon)
+        self._log(message)
+        self._outcomes.abandon(link, ErrorCode.ENGINE_ERROR, message)
         self._changed()
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
@@ -145,26 +152,25 @@ class Engines:
         else:
             _end_process(link)
 
-    def is_silent(self, link: EngineLink, since: float) -> None:
+    def _is_silent(self, link: EngineLink, since: float) -> None:
         """It has owed an answer for a good part of the step time-out: whoever waits may read in the log for whom."""
         link.read()
         if link.silent_since == since:
-            self._daemon.log(
-                f"engine {link.offer.spec} ({link.peer.name}) has been silent for {self._daemon.loop.clock.now() - since:.3g} s;"
-                f" it has not {_owed(link)}; {_waiting(link)}. After {self._daemon.config.step_timeout_s:g} s it is killed"
+            self._log(
+                f"engine {link.offer.spec} ({link.peer.name}) has been silent for {self._loop.clock.now() - since:.3g} s;"
+                f" it has not {_owed(link)}; {_waiting(link)}. After {self._config.step_timeout_s:g} s it is killed"
             )
 
-    def hangs(self, link: EngineLink) -> None:
+    def _hangs(self, link: EngineLink) -> None:
         """It has owed an answer for the whole step time-out. Its steps fail now; its rows return once it is dead."""
         link.read()
-        limit = self._daemon.config.step_timeout_s
-        since = link.silent_since
-        if since is None or self._daemon.loop.clock.now() < since + link.watchdog.limit(self._daemon, since):
-            link.watchdog.watch(self._daemon)
+        limit = self._config.step_timeout_s
+        if not link.watchdog.is_over:
+            link.watchdog.watch()
             return
         message = f"engine {link.offer.spec} ({link.peer.name}) has not {_owed(link)} within {limit:g} s; it is killed"
-        self._daemon.log(f"{message}; {_waiting(link)}")
-        link.abandon(ErrorCode.ENGINE_TIMEOUT, message, self._daemon)
+        self._log(f"{message}; {_waiting(link)}")
+        self._outcomes.abandon(link, ErrorCode.ENGINE_TIMEOUT, message)
         self._changed()
         # The end of its process does the rest.
         worker = self._supervisor.worker_of(link.peer.pid)
@@ -189,7 +195,7 @@ class Engines:
 
     def _child_lost(self, link: EngineLink, worker: Worker, why: str) -> None:
         """How its process ended is known in a moment, and more than that its connection did: what it held is settled then."""
-        if self._daemon.ending:
+        if self.ending:
             self._settle(link, why)
             return
         if link.state is EngineState.DEAD or worker.pidfd < 0:
@@ -197,7 +203,7 @@ class Engines:
             self._settle(link, why)
             return
         was, link.state = link.state, EngineState.DEAD
-        timer = self._daemon.loop.call_later(LAST_WORD_S, lambda: lingers())
+        timer = self._loop.call_later(LAST_WORD_S, lambda: lingers())
 
         def lingers() -> None:
             self._supervisor.let_go(worker)
@@ -215,12 +221,12 @@ class Engines:
         """What the engine held fails now, if it has not before."""
         if link.state is EngineState.DEAD:
             return
-        ending = self._daemon.ending
+        ending = self.ending
         holding = f" while it ran batch {link.batch.number}" if link.batch is not None else ""
         message = f"engine {link.offer.spec} ({link.peer.name}) ended{holding}: {why}"
         if not ending and not self._said_why(link):
-            self._daemon.log(message)
-        link.abandon(ErrorCode.SCHEDULER_STOPPED if ending else ErrorCode.ENGINE_DIED, message, self._daemon)
+            self._log(message)
+        self._outcomes.abandon(link, ErrorCode.SCHEDULER_STOPPED if ending else ErrorCode.ENGINE_DIED, message)
         self._changed()
 
     @staticmethod
@@ -244,7 +250,7 @@ class Engines:
             worker.link.read_and_hang_up(worker.last_exit)
             worker.link.ended(worker.last_exit)
             worker.link.buried()
-        self._daemon.sessions.slots_changed = True
+        self._sessions.slots_changed = True
 
     def _process_ended(self, link: EngineLink) -> None:
         self._unwatch_process(link)
@@ -252,19 +258,19 @@ class Engines:
         if link.number in self.links and link.state is not EngineState.DEAD:
             # Whoever still holds its socket may hold its memory too: rows in flight return with the end of the connection.
             message = f"engine {link.offer.spec} ({link.peer.name}) ended; a child of its keeps its connection open"
-            self._daemon.log(message)
-            link.abandon(ErrorCode.ENGINE_DIED, message, self._daemon)
+            self._log(message)
+            self._outcomes.abandon(link, ErrorCode.ENGINE_DIED, message)
             self._changed()
 
     def _unwatch_process(self, link: EngineLink) -> None:
         if link.pidfd >= 0:
-            self._daemon.loop.unwatch(link.pidfd)
+            self._loop.unwatch(link.pidfd)
             os.close(link.pidfd)
             link.pidfd = -1
 
     def _changed(self) -> None:
-        self._daemon.sessions.slots_changed = True
-        tell_models(self.links.values(), self._clients())
+        self._sessions.slots_changed = True
+        tell_models(self.links.values(), self._clients.links.values())
 
 
 def _end_process(link: EngineLink) -> None:

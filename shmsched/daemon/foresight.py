@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from shmsched.daemon.loop import Timer
-
-if TYPE_CHECKING:
-    from shmsched.daemon.engine_link import EngineLink
-    from shmsched.daemon.server import Daemon
+from shmsched.daemon.loop import Callback, EventLoop, Timer
 
 LONG_STEP_S = 0.002
 """An engine that takes less is given it at once, for there is no time to spare; and has run it too before a patient scheduler has seen
@@ -27,23 +21,24 @@ class Foresight:
     def batch_ended(self, seconds: float) -> None:
         self._last_s = seconds
 
-    def is_due(self, engine: EngineLink, began: float, now: float, daemon: Daemon) -> bool:
-        """Whether the time has come in a batch that ``began`` then. If not, the engine is looked at again when it has."""
+    def is_due(self, began: float, mean_step_s: float, now: float, loop: EventLoop, look: Callback) -> bool:
+        """Whether the time has come in a batch that ``began`` then. If not, ``look`` is called when it has."""
         # The shorter of the two: after a prompt the mean is too long.
-        step_s = min(self._last_s, engine.linger.mean_step_s)
+        step_s = min(self._last_s, mean_step_s)
         due = began + self._share * step_s
         if now >= due or step_s <= LONG_STEP_S:
             return True
         if self._timer is None or due < self._timer.when:
             self.end()
-            self._timer = daemon.loop.call_at(due, lambda: self._look(engine, daemon))
+
+            def fire() -> None:
+                self._timer = None
+                look()
+
+            self._timer = loop.call_at(due, fire)
         return False
 
     def end(self) -> None:
         """Look at nothing. What is still to come would keep a dead engine, and its memory mapped, until then."""
         if self._timer is not None:
             self._timer.cancel()
-
-    def _look(self, engine: EngineLink, daemon: Daemon) -> None:
-        self._timer = None
-        daemon.touched_engines.add(engine)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.client_link import ClientLink
 
 MOST_NAMED = 6
 """Processes in a message; the others are counted."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.loop import EventLoop, Timer
+from shmsched.dataplane.core import Core
 from shmsched.saying import counted
 
 LOOK_S = 0.5
@@ -24,19 +25,16 @@ class Lookout:
 
     def __init__(
         self,
+        core: Core,
         loop: EventLoop,
-        clients: Callable[[], Collection[ClientLink]],
-        engines: Callable[[], Collection[EngineLink]],
-        tell: Callable[[ClientLink], None],
-        run: Callable[[EngineLink], None],
+        clients: Mapping[int, ClientLink],
+        engines: Mapping[int, EngineLink],
         log: Callable[[str], None],
     ) -> None:
-        """``tell``, ``run``: what makes it good at the end of the turn."""
+        self._core = core
         self._loop = loop
         self._clients = clients
         self._engines = engines
-        self._tell = tell
-        self._run = run
         self._log = log
         self._timer: Timer | None = None
         self._undone: dict[int, tuple[object, int]] = {}
@@ -50,21 +48,21 @@ class Lookout:
     def _look(self) -> None:
         self._timer = None
         before, self._undone = self._undone, {}
-        for link in self._clients():
+        for link in self._clients.values():
             if link.has_unannounced and self._is_forgotten(link.number, link.last_told, before):
                 self._log(
                     f"answers to client {link.peer.name} lay unannounced for over {LOOK_S * (FORGOTTEN - 1):g} s, which is a"
                     " fault of the scheduler; the client is told now"
                 )
-                self._tell(link)
-        for engine in self._engines():
-            if _is_overlooked(engine) and self._is_forgotten(engine.number, engine.in_hand.given, before):
+                self._core.touched_clients.add(link)
+        for engine in self._engines.values():
+            if _is_overlooked(engine) and self._is_forgotten(engine.number, engine.batches.given, before):
                 self._log(
                     f"engine {engine.offer.spec} ({engine.peer.name}) was idle for over {LOOK_S * (FORGOTTEN - 1):g} s with"
                     f" {counted(len(engine.queues), 'step')} queued, which is a fault of the scheduler; it is given a batch now"
                 )
-                self._run(engine)
-        if self._undone or any(link.outstanding for link in self._clients()):
+                self._core.touched_engines.add(engine)
+        if self._undone or any(link.outstanding for link in self._clients.values()):
             self.begin()
 
     def _is_forgotten(self, number: int, last: object, before: dict[int, tuple[object, int]]) -> bool:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
+from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.holders import by_process, in_words
-from shmsched.daemon.state import Session, SessionState
+from shmsched.dataplane.session import Session, SessionState
 from shmsched.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from shmsched.daemon.client_link import ClientLink
 
 NO_ENGINE = (ErrorCode.NO_ENGINE, ErrorCode.UNKNOWN_MODEL)
 """What somebody who attaches an engine changes."""

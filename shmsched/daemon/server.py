@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import resource
 import signal
 import sys
 
 from shmsched import failpoints
-from shmsched.daemon.clients import Clients
 from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import DaemonConfig
-from shmsched.daemon.connections import Connection, Connections, Handler
-from shmsched.daemon.deadlines import Deadlines
+from shmsched.daemon.connections import Connection, Handler
 from shmsched.daemon.engine_link import EngineLink, EngineState
-from shmsched.daemon.engines import Engines
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
-from shmsched.daemon.lookout import Lookout
-from shmsched.daemon.loop import EventLoop, contained
-from shmsched.daemon.overload import Overload
+from shmsched.daemon.loop import contained
+from shmsched.daemon.parts import Parts
 from shmsched.daemon.patience import Patience
-from shmsched.daemon.placement import Placement
-from shmsched.daemon.sessions import Sessions
-from shmsched.daemon.settling import Settling
 from shmsched.daemon.signals import Signals, end_with
 from shmsched.daemon.socket_keeper import SocketKeeper
-from shmsched.daemon.state import Step
-from shmsched.daemon.supervisor import Supervisor, WorkerState
-from shmsched.daemon.telling import Telling
+from shmsched.daemon.supervisor import WorkerState
 from shmsched.dataplane import BUILD
 from shmsched.errors import ErrorCode, ProtocolError, SchedulerStopped, SystemLimit
-from shmsched.memory.segment import sweep
-from shmsched.saying import counted, say
+from shmsched.saying import say
 from shmsched.wire import frames
-from shmsched.wire.listener import Listener
 
 ENGINE_GRACE_S = 5.0
 """How long engines may take to end once their connections have."""
@@ -49,49 +37,18 @@ FLUSH_GRACE_S = 1.0
 """How long clients may take to read the last word."""
 
 
-class Daemon:
+class Daemon(Parts):
     """One thread, one event loop, and everybody who is connected to it."""
 
     def __init__(self, config: DaemonConfig, clock: Clock | None = None) -> None:
         _allow_descriptors()
-        self.config = config
-        self.stopping = False
-        """No new sessions."""
+        super().__init__(config, clock)
         self.ending = False
         """Everything is settled; only the engines' ends are waited for."""
-        self.touched_engines: set[EngineLink] = set()
-        """Those that may have a batch to form at the end of this turn."""
         self._patience = Patience()
         self._announced = False
         self._exit_status = 0
-        self.numbers = itertools.count(1)
-        """For steps, sessions, clients and engines: none is used twice."""
-        self.loop = EventLoop(clock)
-        self.started = self.loop.clock.now()
-        self.telling = Telling(self.loop)
-        self._listener = Listener(config.socket)
-        sweep()
-        self.settling = Settling()
-        self.deadlines = Deadlines(self.loop, self._deadline_passed)
-        self.supervisor = Supervisor(config, self.loop, lambda worker: self.engines.worker_died(worker), self.log)
-        self.placement = Placement(
-            lambda: self.engines.links.values(), lambda: self.supervisor.coming, lambda: self.supervisor.down
-        )
-        self.sessions = Sessions(self.settling, self.placement, self.next_number, self.touched_engines.add)
-        self.clients = Clients(
-            config, self.loop, self.sessions, lambda: self.engines.links.values(), self.telling.touched.add
-        )
-        self.connections = Connections(self.loop, self._listener, config.max_clients, self._greet)
-        self.overload = Overload(self.connections, config.max_queued_steps, lambda: self.waiting_for_engines)
-        self.engines = Engines(self, self.connections, self.supervisor, lambda: self.clients.links.values())
-        self.lookout = Lookout(
-            self.loop,
-            lambda: self.clients.links.values(),
-            lambda: self.engines.links.values(),
-            self.telling.touched.add,
-            self.touched_engines.add,
-            self.log,
-        )
+        self.connections.greet = self._greet
         self.loop.after_turn = self._end_of_turn
         self.loop.clock.on_pause = self._did_not_run
 
@@ -128,56 +85,10 @@ class Daemon:
             engine.watchdog.excuse(excused)
         self.connections.excuse(excused)
 
-    def log(self, message: str) -> None:
-        """One line, whatever an engine has to say."""
-        say(f"shmsched: {' '.join(message.split())}")
-
-    def next_number(self) -> int:
-        """A number that was never used before in this daemon, for a step, a session, a client or an engine."""
-        return next(self.numbers)
-
-    @property
-    def waiting_for_engines(self) -> int:
-        """Steps in the engines' queues. Others may wait for their client to read, which it must be able to say that it has."""
-        return sum([len(engine.queues) for engine in self.engines.links.values()])
-
-    def take_in(self, engine: EngineLink, steps: list[Step], now: float) -> None:
-        """New steps of the engine's sessions count as submitted, and may go into a batch, from here on."""
-        self.settling.ledger.enter_many(len(steps))
-        self.queue_all(engine, steps, now)
-        failpoints.hit("daemon.steps.queued")
-
-    def queue_all(self, engine: EngineLink, steps: list[Step], now: float) -> None:
-        """Entered steps of the engine's sessions may go into a batch from here on."""
-        if not steps:
-            return
-        engine.queues.extend(steps)
-        if engine.linger.minds:
-            engine.linger.came_back([step.session.number for step in steps], now)
-        self.touched_engines.add(engine)
-
-    def queue(self, step: Step) -> None:
-        """An entered step may go into a batch from here on."""
-        session = step.session
-        engine = session.engine
-        assert engine is not None
-        self.queue_all(engine, [step], step.entered)
-
-    def _deadline_passed(self, step: Step) -> None:
-        late = self.loop.clock.now() - step.deadline
-        self.settling.fail_from(
-            step.session,
-            step.number,
-            step.position,
-            ErrorCode.DEADLINE_EXCEEDED,
-            f"the step at position {step.position} of session {step.session.client_id} was not dispatched by its deadline"
-            f" ({1000 * late:.1f} ms ago); {counted(self.settling.ledger.queued, 'step is', 'steps are')} queued",
-        )
-
     def _greet(self, connection: Connection, hello: frames.Hello) -> Handler:
         """What a new connection is for."""
         if hello.role == frames.Role.CONTROL:
-            return ControlHandler(self, connection)
+            return ControlHandler(self, connection, self.stop)
         if self.stopping:
             raise SchedulerStopped(f"the scheduler (pid {os.getpid()}) is stopping")
         if hello.role == frames.Role.ENGINE:
@@ -193,7 +104,7 @@ class Daemon:
 
         Whatever goes wrong with one client, engine or part of it: all others have their turn.
         """
-        engines, clients = self.touched_engines, self.telling.touched
+        engines, clients = self.core.touched_engines, self.core.touched_clients
         for _ in range(MOST_ROUNDS):
             if self.sessions.slots_changed:
                 with contained():
@@ -221,7 +132,7 @@ class Daemon:
             self.end()
 
     def _give_batches(self) -> None:
-        engines, now = self.touched_engines, self.loop.clock.now()
+        engines, now = self.core.touched_engines, self.loop.clock.now()
         with contained():
             self.deadlines.expire(now)
         has_given_ahead = False
@@ -241,7 +152,7 @@ class Daemon:
     def _dispatch(self, engine: EngineLink, now: float) -> bool:
         """Whether the engine was given its next batch while it runs one."""
         if engine.may_go(now):
-            engine.dispatch(self, now)
+            engine.dispatch(now)
         elif (
             engine.batch is None
             and engine.queues.queued
@@ -249,12 +160,12 @@ class Daemon:
             and engine.state is not EngineState.DEAD
         ):
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
-        engine.watchdog.watch(self)
-        return engine.look_ahead(self, now)
+        engine.watchdog.watch()
+        return engine.look_ahead(now)
 
     def _linger_over(self, engine: EngineLink) -> None:
         engine.linger_timer = None
-        self.touched_engines.add(engine)
+        self.core.touched_engines.add(engine)
 
     def _announce(self) -> None:
         """One line on standard output once every engine is up, or an error if none came up."""
@@ -298,7 +209,7 @@ class Daemon:
         """Settle everything that is left, let the engines end, and leave."""
         if self.ending:
             return
-        self.ending = self.stopping = True
+        self.ending = self.stopping = self.engines.ending = True
         self.sessions.take_no_more()
         for link in list(self.clients.links.values()):
             with contained():

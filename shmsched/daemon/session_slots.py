@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 from shmsched import failpoints
+from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.clock import Clock
-from shmsched.daemon.state import Session, SessionState
-
-if TYPE_CHECKING:
-    from shmsched.daemon.client_link import ClientLink
+from shmsched.dataplane.session import Session, SessionState
 
 
 class SessionSlots:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shmsched import failpoints
-from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.client_link import LONGEST_MESSAGE, ClientLink
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.holders import by_process, in_words
 from shmsched.daemon.loop import contained
 from shmsched.daemon.placement import NoPlace, Placement
-from shmsched.daemon.settling import Settling
-from shmsched.daemon.state import Session, SessionState, Step
+from shmsched.dataplane.completions import Completions
+from shmsched.dataplane.core import Core
+from shmsched.dataplane.session import Session, SessionState, Step
+from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode, ProtocolError
 from shmsched.saying import counted
 from shmsched.wire import frames
@@ -20,18 +20,10 @@ from shmsched.wire import frames
 class Sessions:
     """All sessions of all clients. ``open`` counts those that have not ended, waiting ones too."""
 
-    def __init__(
-        self,
-        settling: Settling,
-        placement: Placement,
-        next_number: Callable[[], int],
-        touched: Callable[[EngineLink], None],
-    ) -> None:
-        """``touched``: called with an engine that has one session less to wait for."""
-        self._settling = settling
+    def __init__(self, core: Core, completions: Completions, placement: Placement) -> None:
+        self._core = core
+        self._completions = completions
         self._placement = placement
-        self._next_number = next_number
-        self._touched = touched
         self._stopping = False
         self.open = 0
         self.slots_changed = False
@@ -43,7 +35,7 @@ class Sessions:
             raise ProtocolError(f"session {message.session} is open already")
         if len(message.options) > frames.MAX_OPTIONS:
             raise ProtocolError(f"options of {len(message.options)} bytes; at most {frames.MAX_OPTIONS} are allowed")
-        session = Session(self._next_number(), link, message.session, message.model, message.options)
+        session = Session(next(self._core.numbers), link, message.session, message.model, message.options)
         session.patient = message.block == frames.Block.UNTIL_GIVEN_UP
         link.sessions[message.session] = session
         link.option_bytes += len(message.options)
@@ -61,14 +53,14 @@ class Sessions:
             except NoPlace as e:
                 self.end(session, e.code, e.message)
             if session.engine is not None:
-                self._touched(session.engine)
+                self._core.touched_engines.add(session.engine)
 
     def fork_for(self, link: ClientLink, message: frames.ForkSession) -> None:
         """A client asks for a session that begins as another one stands. Raises ProtocolError as ``open_for``."""
         if message.session in link.sessions:
             raise ProtocolError(f"session {message.session} is open already")
         parent = link.sessions.get(message.parent)
-        session = Session(self._next_number(), link, message.session, parent.model if parent else "", b"")
+        session = Session(next(self._core.numbers), link, message.session, parent.model if parent else "", b"")
         link.sessions[message.session] = session
         self.open += 1
         if self._stopping:
@@ -90,7 +82,7 @@ class Sessions:
         else:
             session.next_position = message.length
             parent.engine.fork(session, parent)
-            self._touched(parent.engine)
+            self._core.touched_engines.add(parent.engine)
 
     def close_for(self, link: ClientLink, client_id: int) -> None:
         """A client closes its session. One that is not open yet is refused: whoever gave up waiting is told who has the slots."""
@@ -115,31 +107,47 @@ class Sessions:
         """The session is over: its steps are settled, its slot is free. Idempotent."""
         if session.state is SessionState.ENDED:
             return
-        self._settling.fail_session(session, code, message)
-        if tell:
-            session.client.end_session(session, code, message)
-        else:
-            session.client.sessions.pop(session.client_id, None)
+        self._completions.fail_session(session, code, message)
+        client: ClientLink = session.client
+        if client.sessions.pop(session.client_id, None) is not None and tell:
+            ended = frames.SessionEnded if session.state is SessionState.OPEN else frames.SessionRefused
+            client.tell(ended(session.client_id, code, message[:LONGEST_MESSAGE]))
         if session.engine is not None:
             session.engine.close(session)
-            self._touched(session.engine)
+            self._core.touched_engines.add(session.engine)
         else:
             self._placement.forget(session)
-        session.client.options_done(session)
+        client.options_done(session)
         session.state = SessionState.ENDED
         self.open -= 1
         self.slots_changed = True
 
+    def lose(self, session: Session, message: str) -> None:
+        """What its engine holds of it is gone."""
+        self.end(session, ErrorCode.SESSION_LOST, f"session {session.client_id} is lost: {message}")
+
     def spoilt(self, step: Step, message: str) -> None:
         """A step failed whose tokens its engine has taken and cannot give back: nothing can follow them."""
-        session, engine = step.session, step.session.engine
+        engine: EngineLink | None = step.session.engine
         if engine is not None:
-            self.end(
-                session,
-                ErrorCode.SESSION_LOST,
-                f"session {session.client_id} is lost: its step at position {step.position} failed ({message}), and engine"
-                f" {engine.offer.spec}, which has its tokens, {engine.rewinds.in_words}",
-            )
+            what = f"its step at position {step.position} failed ({message}), and engine {engine.offer.spec}, which has its tokens,"
+            self.lose(step.session, f"{what} {engine.rewinds.in_words}")
+
+    def cancel_for(self, link: ClientLink, message: frames.Cancel) -> None:
+        """A client cancels what is outstanding of its session from one of its step numbers on."""
+        session = link.sessions.get(message.session)
+        if session is None:
+            return
+        first = 2**63
+        for number, step in reversed(session.outstanding.items()):
+            if step.request < message.request:
+                break
+            first = number
+        if _runs_past(session, message.position):
+            what = f"a step was cancelled that its engine has taken already, and the engine {session.engine.rewinds.in_words}"
+            self.lose(session, what)
+            return
+        self._completions.fail_from(session, first, message.position, ErrorCode.CANCELLED, "cancelled by its client")
 
     def opened(self, engine: EngineLink, slot: int, number: int) -> None:
         """The engine has opened the session that was asked for."""
@@ -173,7 +181,7 @@ class Sessions:
             opened, hopeless = self._placement.serve_waiting()
             for session in opened:
                 assert session.engine is not None
-                self._touched(session.engine)
+                self._core.touched_engines.add(session.engine)
             for session, no_place in hopeless:
                 with contained():
                     self.end(session, no_place.code, no_place.message)
@@ -186,3 +194,11 @@ class Sessions:
 
     def _refuse_stopping(self, session: Session) -> None:
         self.end(session, ErrorCode.SCHEDULER_STOPPED, "the scheduler is stopping; it takes no new sessions")
+
+
+def _runs_past(session: Session, position: int) -> bool:
+    """The engine has taken, or is taking, tokens from ``position`` on, and cannot give them back."""
+    if session.engine is None or session.engine.rewinds.reach(position):
+        return False
+    queued = (step.position for step in session.outstanding.values() if step.state is StepState.QUEUED)
+    return position < next(queued, session.next_position)

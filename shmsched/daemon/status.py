@@ -5,45 +5,43 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
 from shmsched.daemon.holders import by_process
+from shmsched.daemon.parts import Parts
 from shmsched.daemon.supervisor import Worker
 from shmsched.dataplane import BUILD
+from shmsched.dataplane.session import Session
 from shmsched.scheduling import SchedulerParams
 
-if TYPE_CHECKING:
-    from shmsched.daemon.server import Daemon
-    from shmsched.daemon.state import Session
 
-
-def status_document(daemon: Daemon, batches: int) -> bytes:
+def status_document(parts: Parts, batches: int) -> bytes:
     """``batches``: how many of each engine's last batches to include."""
-    now = daemon.loop.clock.now()
-    counts = daemon.settling.ledger.counts()
+    now = parts.loop.clock.now()
+    counts = parts.core.ledger.counts()
     document = {
         "build": BUILD,
-        "state": "stopping" if daemon.stopping else "running",
+        "state": "stopping" if parts.stopping else "running",
         "pid": os.getpid(),
-        "socket": str(daemon.config.socket),
-        "uptime_s": round(now - daemon.started, 3),
-        "limits": _limits(daemon.config.params),
+        "socket": str(parts.config.socket),
+        "uptime_s": round(now - parts.started, 3),
+        "limits": _limits(parts.config.params),
         "ledger": {**asdict(counts), "balanced": counts.balanced},
-        "waiting_sessions": daemon.placement.waiting,
+        "waiting_sessions": parts.placement.waiting,
         "waiting": [
             {"model": model, "pid": pid, "sessions": n}
-            for model, counts in daemon.placement.waiting_for().items()
+            for model, counts in parts.placement.waiting_for().items()
             for pid, n in by_process([counts])
         ],
-        "paused_clients": len(daemon.overload),
-        "max_queued_steps": daemon.config.max_queued_steps,
-        "max_clients": daemon.config.max_clients,
-        "shared_memory": {"used_bytes": daemon.clients.budget.used, "limit_bytes": daemon.clients.budget.limit},
-        "clients": [_client(link, now, daemon) for link in daemon.clients.links.values()],
-        "engines": [_engine(link, now, batches) for link in daemon.engines.links.values()],
-        "workers": [_worker(worker) for worker in daemon.supervisor.workers],
+        "paused_clients": len(parts.overload),
+        "max_queued_steps": parts.config.max_queued_steps,
+        "max_clients": parts.config.max_clients,
+        "shared_memory": {"used_bytes": parts.clients.budget.used, "limit_bytes": parts.clients.budget.limit},
+        "clients": [_client(link, now, parts) for link in parts.clients.links.values()],
+        "engines": [_engine(link, now, batches) for link in parts.engines.links.values()],
+        "workers": [_worker(worker) for worker in parts.supervisor.workers],
     }
     return json.dumps(document).encode()
 
@@ -56,13 +54,13 @@ def _limits(params: SchedulerParams) -> dict[str, int]:
     }
 
 
-def _client(link: ClientLink, now: float, daemon: Daemon) -> dict[str, Any]:
+def _client(link: ClientLink, now: float, parts: Parts) -> dict[str, Any]:
     return {
         "client": link.number,
         "pid": link.peer.pid,
         "sessions": len(link.sessions),
         "outstanding": link.outstanding,
-        "paused": daemon.overload.has_paused(link),
+        "paused": parts.overload.has_paused(link),
         "arena_bytes": link.arena.size if link.arena else 0,
         "unsent_bytes": link.peer.outbound_bytes,
         "unsent_for_s": round(now - link.peer.behind_since, 6) if link.peer.behind_since else 0.0,
@@ -91,8 +89,8 @@ def _engine(link: EngineLink, now: float, batches: int) -> dict[str, Any]:
         "max_sessions": link.offer.max_sessions,
         "held_by": [{"pid": pid, "sessions": n} for pid, n in by_process([link.holders])],
         "queued": len(link.queues),
-        "batches": link.in_hand.given,
-        "batches_ahead": link.in_hand.given_ahead,
+        "batches": link.batches.given,
+        "batches_ahead": link.batches.given_ahead,
         "steps": link.record.steps,
         "tokens": link.record.tokens,
         "busy_s": round(link.record.busy_s, 6),

@@ -13,9 +13,9 @@ that costs nothing it gets an eighth more tokens than with 1 ms, and no more sti
 class Telling:
     """Announces completions to clients: at the end of the turn, or a moment later what nobody waits for."""
 
-    def __init__(self, loop: EventLoop) -> None:
-        self.touched: set[ClientLink] = set()
-        """Those that have something to hear of at the end of this turn."""
+    def __init__(self, loop: EventLoop, touched: set[ClientLink]) -> None:
+        """``touched``: those that have something to hear of at the end of this turn."""
+        self.touched = touched
         self._later: set[ClientLink] = set()
         """Those that are told at the next ``_tell_later``."""
         self._loop = loop

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from shmsched.daemon.loop import Timer
-
-if TYPE_CHECKING:
-    from shmsched.daemon.engine_link import EngineLink
-    from shmsched.daemon.server import Daemon
+from shmsched.daemon.loop import Callback, EventLoop, Timer
 
 WARNING_SHARE = 0.5
 """Of the step time-out: after that much of it a silent engine is named in the log."""
@@ -17,8 +13,14 @@ WARNING_SHARE = 0.5
 class Watchdog:
     """One timer for all that an engine owes, set again when it fires: one for each batch would pile up."""
 
-    def __init__(self, engine: EngineLink) -> None:
-        self._engine = engine
+    def __init__(self, loop: EventLoop, timeout_s: float, silent_since: Callable[[], float | None]) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._silent_since = silent_since
+        self.warn: Callable[[float], None] = lambda since: None
+        """Called where the engine has been silent since then, and the time-out is near,"""
+        self.bark: Callback = lambda: None
+        """and where it is over."""
         self._timer: Timer | None = None
         self._ended = False
         self._excused_of = 0.0
@@ -26,20 +28,24 @@ class Watchdog:
 
     def excuse(self, seconds: float) -> None:
         """We did not run, and the engine, which may have been stopped with us, may be so for that long yet."""
-        since = self._engine.silent_since
+        since = self._silent_since()
         if since is not None:
             self._excused_s = seconds + (self._excused_s if since == self._excused_of else 0.0)
             self._excused_of = since
 
-    def limit(self, daemon: Daemon, since: float) -> float:
-        """For how long the engine may have been silent ``since`` then."""
-        excused = self._excused_s if since == self._excused_of else 0.0
-        return daemon.config.step_timeout_s + excused
+    @property
+    def is_over(self) -> bool:
+        """The engine has been silent for as long as it may be."""
+        since = self._silent_since()
+        return since is not None and self._loop.clock.now() >= since + self._limit(since)
 
-    def watch(self, daemon: Daemon) -> None:
+    def _limit(self, since: float) -> float:
+        return self._timeout_s + (self._excused_s if since == self._excused_of else 0.0)
+
+    def watch(self) -> None:
         """The engine may owe something now."""
         if self._timer is None:
-            self._look(daemon)
+            self._look()
 
     def end(self) -> None:
         """The engine is dead. A timer that is still to come would keep it, and its memory mapped, until then."""
@@ -47,20 +53,19 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self, daemon: Daemon) -> None:
+    def _look(self) -> None:
         self._timer = None
-        since = self._engine.silent_since
+        since = self._silent_since()
         if since is None:
             return
-        limit, now = self.limit(daemon, since), daemon.loop.clock.now()
-        if since + limit <= now:
-            daemon.engines.hangs(self._engine)
+        limit = self._limit(since)
+        if self.is_over:
+            self.bark()
             return
         due = since + limit * WARNING_SHARE
-        if due <= now:
-            daemon.engines.is_silent(self._engine, since)
+        if due <= self._loop.clock.now():
+            self.warn(since)
             due = since + limit
         # Looking closer may have shown that it is dead.
-        if self._ended:
-            return
-        self._timer = daemon.loop.call_at(due, lambda: self._look(daemon))
+        if not self._ended:
+            self._timer = self._loop.call_at(due, self._look)

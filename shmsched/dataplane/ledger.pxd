@@ -23,8 +23,8 @@ cdef class Ledger:
 
     cpdef bint complete(self, QueuedStep step) except -1
 
-    @cython.locals(step=QueuedStep, in_flight=object, completed=object)
-    cpdef bint complete_all(self, list steps) except -1
+    @cython.locals(step=QueuedStep, in_flight=object, completed=object, end="long long", at="long long")
+    cpdef long long complete_run(self, list steps, bytes statuses, long long first, long long done) except -1
 
     cpdef bint fail(self, QueuedStep step) except -1
 

@@ -86,17 +86,20 @@ class Ledger:
         self.completed += 1
         return True
 
-    def complete_all(self, steps: list[Any]) -> bool:
-        """``complete`` for a whole batch. False, and nothing changes, unless every step of it is in flight."""
+    def complete_run(self, steps: list[Any], statuses: bytes, first: int, done: int) -> int:
+        """The steps from ``first`` on are answered, up to the first that is not in flight or whose status is not ``done``. Returns
+        where that one is."""
         in_flight, completed = IN_FLIGHT, COMPLETED
-        for step in steps:
-            if step.state is not in_flight:
-                return False
-        for step in steps:
+        end = len(steps)
+        for at in range(first, end):
+            step = steps[at]
+            if step.state is not in_flight or statuses[at] != done:
+                end = at
+                break
             step.state = completed
-        self.in_flight -= len(steps)
-        self.completed += len(steps)
-        return True
+        self.in_flight -= end - first
+        self.completed += end - first
+        return end
 
     def fail(self, step: QueuedStep) -> bool:
         """An open step fails. The caller takes a queued one out of its queue."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,15 +11,15 @@ from hypothesis import strategies as st
 
 from shmsched.daemon.deadlines import Deadlines
 from shmsched.daemon.loop import EventLoop
-from shmsched.daemon.state import Step, Wanted
+from shmsched.dataplane.session import Session, Step, StepSpec
 from shmsched.dataplane.step import StepState
 
 FAR = 3600.0
 
 
 def step(number: int, deadline: float) -> Step:
-    nowhere: Any = None
-    return Step(number, nowhere, 1, number, b"", 0, Wanted(b"", 1, 1, True, True, deadline, None), 0.0)
+    session = Session(number, None, number, "", b"")
+    return session.add(number, number, 1, 1, b"", 0, StepSpec(b"", 1, True, deadline=deadline), 0.0)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shmsched.daemon import lookout
-from shmsched.daemon.batches_in_hand import BatchesInHand
 from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.engine_link import EngineLink
+from shmsched.daemon.outcomes import Outcomes
 from shmsched.dataplane.layouts import StepStatus
 from shmsched.wire import frames
 
@@ -66,7 +66,7 @@ def pair(world: World) -> Pair:
 def fail(owner: Any, *names: str, monkeypatch: pytest.MonkeyPatch, of: Any = None) -> None:
     """Each method of ``owner`` named raises, for the object ``of`` alone."""
     for name in names:
-        real: Callable[..., Any] = owner.__dict__[name]
+        real: Callable[..., Any] = getattr(owner, name)
 
         def method(self: Any, *args: Any, real: Callable[..., Any] = real) -> Any:
             if self is of:
@@ -76,22 +76,18 @@ def fail(owner: Any, *names: str, monkeypatch: pytest.MonkeyPatch, of: Any = Non
         monkeypatch.setattr(owner, name, method)
 
 
-CLIENTS = ["can_hear_later", "tell_completions", "completed_plain", "completed", "stream", "tell_failed"]
+CLIENTS = ["can_hear_later", "tell_completions", "answered", "streamed", "tell_failed"]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_fault_in_what_a_client_is_told_costs_its_connection_and_no_other_answer(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, further = pair.world, STREAM if name in ("completed", "stream") else NO_STREAM
+    world, further = pair.world, STREAM if name == "streamed" else NO_STREAM
     for which in (0, 1):
         pair.submit(which, 0, further)
     world.turn()
     fail(ClientLink, name, monkeypatch=monkeypatch, of=pair.links[0])
-    if name == "completed":
-        (step,) = next(iter(pair.links[0].sessions.values())).outstanding.values()
-        assert step.generation is not None
-        step.generation.further = 0
     if name == "tell_failed":
         pair.clients[0].say(frames.Cancel(1, 1, 0))
         pair.answer(1)
@@ -110,15 +106,12 @@ def test_a_fault_in_what_a_client_is_told_costs_its_connection_and_no_other_answ
     world.check()
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(EngineLink, "may_go"), (EngineLink, "dispatch"), (EngineLink, "look_ahead"), (BatchesInHand, "give")],
-)
+@pytest.mark.parametrize("name", ["may_go", "dispatch", "look_ahead"])
 def test_a_fault_in_giving_an_engine_its_batch_costs_that_engine_and_loses_no_step(
-    pair: Pair, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, link = pair.world, pair.links[1]
-    fail(owner, name, monkeypatch=monkeypatch, of=link if owner is EngineLink else link.in_hand)
+    fail(EngineLink, name, monkeypatch=monkeypatch, of=link)
     pair.submit(0, 0)
     pair.submit(1, 0)
     world.turn()
@@ -129,7 +122,7 @@ def test_a_fault_in_giving_an_engine_its_batch_costs_that_engine_and_loses_no_st
     pair.answer(1)
     world.turn()
     assert pair.clients[1].cursors[0] == 1
-    counts = world.daemon.settling.ledger.counts()
+    counts = world.daemon.core.ledger.counts()
     assert (counts.completed, counts.failed, counts.queued, counts.in_flight) == (1, 1, 0, 0)
     world.check()
 
@@ -141,14 +134,20 @@ def test_a_fault_in_settling_a_batch_settles_its_steps_with_the_end_of_the_engin
     for which in (0, 1):
         pair.submit(which, 0)
     world.turn()
-    fail(EngineLink, "_finish", monkeypatch=monkeypatch, of=pair.links[1])
-    fail(EngineLink, "_all_done", monkeypatch=monkeypatch, of=pair.links[1])
+    unlucky, settle = pair.links[1], Outcomes._settle
+
+    def settle_or_fail(self: Outcomes, link: EngineLink, *args: Any) -> None:
+        if link is unlucky:
+            raise Fault
+        settle(self, link, *args)
+
+    monkeypatch.setattr(Outcomes, "_settle", settle_or_fail)
     pair.answer(0)
     pair.answer(1)
     world.turn()
     assert Fault in {type(fault) for fault in pair.faults()}
     assert [engine.gone for engine in pair.engines] == [True, False]
-    counts = world.daemon.settling.ledger.counts()
+    counts = world.daemon.core.ledger.counts()
     assert (counts.completed, counts.failed, counts.in_flight) == (1, 1, 0)
     assert pair.clients[1].cursors[0] == 1
     monkeypatch.undo()
@@ -198,7 +197,7 @@ def test_an_answer_that_was_written_and_not_announced_is_noticed_and_announced(
     world.turn()
     forgotten = pair.links[0]
     # As if a turn had been cut short.
-    monkeypatch.setattr(daemon.telling, "tell_touched", daemon.telling.touched.clear)
+    monkeypatch.setattr(daemon.telling, "tell_touched", daemon.core.touched_clients.clear)
     pair.answer(0)
     world.turn()
     assert pair.clients[0].cursors[0] == 0
@@ -216,7 +215,7 @@ def test_an_engine_that_was_not_given_its_steps_is_noticed_and_given_them(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     world, daemon = pair.world, pair.world.daemon
-    monkeypatch.setattr(daemon, "_give_batches", daemon.touched_engines.clear)
+    monkeypatch.setattr(daemon, "_give_batches", daemon.core.touched_engines.clear)
     pair.submit(0, 0)
     world.turn()
     assert not pair.engines[0].batches

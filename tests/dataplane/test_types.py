@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 
 import pytest
@@ -12,14 +13,19 @@ from shmsched.dataplane import extensions, marks
 
 ATTRIBUTE = re.compile(r"    cdef public (?:[a-z]+ )*(?P<type>\w+) (?P<name>\w+)$")
 METHOD = re.compile(r"    c(?:p?)def (?:(?:\w+ )*)(?P<name>\w+)\((?P<arguments>.*)\)")
-CLASS = re.compile(r"cdef class (?P<name>\w+):")
+CLASS = re.compile(r"cdef class (?P<name>\w+)(?:\(\w+\))?:")
 CONSTANT = re.compile(r"    (?P<name>[A-Z_]+) = (?P<value>-?\d+)$")
+
+
+def types_of(module: str) -> list[str]:
+    """The ``.pxd``, with what is in one pair of parentheses in one line."""
+    return re.sub(r"(?<=[(,])\s*\n\s*", " ", (extensions.SOURCES / f"{module}.pxd").read_text()).splitlines()
 
 
 def typed(module: str) -> dict[str, tuple[set[str], dict[str, list[str]]]]:
     """Of each class in the ``.pxd``: its attributes, and its methods with their arguments."""
     classes: dict[str, tuple[set[str], dict[str, list[str]]]] = {}
-    for line in (extensions.SOURCES / f"{module}.pxd").read_text().splitlines():
+    for line in types_of(module):
         if match := CLASS.match(line):
             attributes, methods = classes[match["name"]] = (set(), {})
         elif match := METHOD.match(line):
@@ -60,7 +66,6 @@ def test_classes_have_the_same_attributes_and_methods(module: str) -> None:
 @pytest.mark.parametrize("module", extensions.MODULES)
 def test_locals_with_a_type_exist(module: str) -> None:
     """A name that is typed and not used is a type that something else was meant to have."""
-    source = (extensions.SOURCES / f"{module}.pxd").read_text()
     functions = {
         (c.name, f.name): {n.id for n in ast.walk(f) if isinstance(n, ast.Name)}
         for c in written(module).values()
@@ -69,7 +74,7 @@ def test_locals_with_a_type_exist(module: str) -> None:
     }
     where = ""
     found: set[str] = set()
-    for line in source.splitlines():
+    for line in types_of(module):
         if match := CLASS.match(line):
             where = match["name"]
         elif line.startswith("    @cython.locals("):
@@ -94,9 +99,6 @@ def test_every_file_is_compiled_or_is_known_not_to_be() -> None:
 
 def test_what_runs_is_what_the_build_says() -> None:
     """All modules of one kind: a compiled one does not know the classes of an interpreted one."""
-    from shmsched.dataplane import ledger, line, queues, rotation, step
-
-    modules = (ledger, line, queues, rotation, step)
-    assert sorted(module.__name__.rpartition(".")[2] for module in modules) == list(extensions.MODULES)
+    modules = [importlib.import_module(f"shmsched.dataplane.{name}") for name in extensions.MODULES]
     ends = extensions.SUFFIX if dataplane.BUILD == "compiled" else ".py"
     assert all(str(module.__file__).endswith(ends) for module in modules)

@@ -4,17 +4,13 @@ the engine and the scheduler agree on what was run. The engine's side is played 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from shmsched.daemon.batch_slot import WANTED
-from shmsched.daemon.batches_in_hand import BATCH_SLOTS, BatchesInHand
-from shmsched.daemon.state import Generation, Step, Wanted
-from shmsched.dataplane.layouts import BatchSlotLayout
+from shmsched.dataplane.batches import BATCH_SLOTS, BatchesInFlight
+from shmsched.dataplane.layouts import BatchSlotLayout, ClientLayout
+from shmsched.dataplane.session import SPEC, ClientPort, Generation, Session, StepSpec
 from shmsched.dataplane.step import StepState
-from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
 
 from support.generations import DEFERRED, DONE, FAILED, STOP, Generations
@@ -181,7 +177,7 @@ def test_the_engine_is_not_sent_ahead_of_a_client_that_does_not_read(world: Worl
         batch = pair.engine.batches[0]
         pair.answer(batch, *[(DONE, 5)] * len(pair.given(batch)))
         given = max([given, *pair.engine.batches])
-    counts = world.daemon.settling.ledger.counts()
+    counts = world.daemon.core.ledger.counts()
     # Three tokens fit the stream; one more of each generation waits in the daemon.
     assert (counts.queued, counts.in_flight) == (2, 0)
     assert given * 2 - counts.completed <= 2, "steps were run that nobody had room for"
@@ -205,7 +201,7 @@ def test_the_engine_is_not_sent_ahead_with_more_decodes_than_it_takes(world: Wor
     """Prompts may be more in a batch than decodes; what follows a prompt is a decode."""
     pair = Generations(world)
     (link,) = world.daemon.engines.links.values()
-    link.in_hand._most_decodes = 1
+    link.batches.max_decodes = 1
     pair.answer(1, (DONE, 5), (DONE, 6))
     assert pair.engine.batches == [2]
     pair.answer(2, (DONE, 5), (DONE, STOP))
@@ -213,27 +209,22 @@ def test_the_engine_is_not_sent_ahead_with_more_decodes_than_it_takes(world: Wor
     assert pair.engine.batches == [3, 4]
 
 
-class Client:
-    """What is asked of one here."""
-
-    def __init__(self, room: int) -> None:
-        self.stream_room = room
-
-
 def test_the_room_of_a_client_is_counted_once_for_all_its_steps() -> None:
     """Also where those of two clients lie between one another's."""
-    layout = BatchSlotLayout(SchedulerParams(4, 4).max_batch_size)
     for room, expected in ((1, None), (2, 2)):
-        hand = BatchesInHand(memoryview(bytearray(BATCH_SLOTS * layout.size)), SchedulerParams(4, 4), 10)
-        clients = [Client(room) for _ in range(2)]
-        entry = WANTED.pack(1, 1, b"s" * 20, 7, 0)
-        steps: Any = []
-        for i in (0, 1, 0):
-            wanted = Wanted(entry, 1, 1, True, False, 0.0, Generation(8, frozenset()))
-            session: Any = SimpleNamespace(client=clients[i], slot=len(steps))
-            steps.append(Step(len(steps), session, 1, 1, bytes(4), 0, wanted, 0.0))
+        batches = BatchesInFlight(memoryview(bytearray(BATCH_SLOTS * BatchSlotLayout(8).size)), 4, 8, 10)
+        layout = ClientLayout(4, 4, 4, room)
+        clients = [ClientPort(number, memoryview(bytearray(layout.size)), layout) for number in range(2)]
+        steps = []
+        for number in (0, 1, 0):
+            session = Session(number, clients[number], 1, "m", b"")
+            session.slot = len(steps)
+            spec = StepSpec(SPEC.pack(1, 1, b"s" * 20, 7, 0), 1, True, generation=Generation(8, frozenset()))
+            steps.append(session.add(len(steps), 1, 1, 1, bytes(4), 0, spec, 0.0))
             steps[-1].state = StepState.IN_FLIGHT
-        assert hand.give_ahead(hand.give(0.0, steps)) == expected
+        batch = batches.give(0.0, steps)
+        assert batch is not None
+        assert batches.give_ahead(batch) == expected
 
 
 def test_what_was_run_for_nobody_counts_for_what_a_batch_of_its_size_takes(world: World) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shmsched.daemon.state import Step
 from shmsched.dataplane.layouts import StepStatus
+from shmsched.dataplane.session import Step
 from shmsched.dataplane.step import StepState
 from shmsched.wire import frames
 
@@ -79,7 +79,7 @@ def test_a_client_that_never_reads_its_stream_and_cancels_piles_nothing_up(world
             pair.answer()
         world.check()
     (link,) = world.daemon.clients.links.values()
-    assert not link._unstreamed
+    assert not link.unstreamed
 
 
 def test_a_generation_whose_client_does_not_read_waits_and_goes_on_when_it_has(world: World) -> None:
@@ -87,7 +87,7 @@ def test_a_generation_whose_client_does_not_read_waits_and_goes_on_when_it_has(w
     pair.submit(further=10)
     while pair.engine.batches:
         pair.answer()
-    counts = world.daemon.settling.ledger.counts()
+    counts = world.daemon.core.ledger.counts()
     # That many are in the stream, one more waits in the daemon, and with it the step that comes after it.
     assert (counts.completed, counts.queued) == (LIMITS.streamed_tokens + 1, 1)
     world.check()
@@ -98,7 +98,7 @@ def test_a_generation_whose_client_does_not_read_waits_and_goes_on_when_it_has(w
         pair.answer()
         pair.client.say(frames.Consumed(*pair.client.cursors))
         world.turn()
-    assert world.daemon.settling.ledger.counts().completed == 11
+    assert world.daemon.core.ledger.counts().completed == 11
 
 
 def test_models_that_nobody_serves_leave_no_line_of_waiting_sessions(world: World) -> None:
@@ -218,7 +218,7 @@ def test_steps_that_wait_for_their_client_to_read_do_not_shut_it_out(world: Worl
     pair.submit(further=8)
     while pair.engine.batches:
         pair.answer()
-    assert world.daemon.settling.ledger.queued == 1
+    assert world.daemon.core.ledger.queued == 1
     pair.client.submit_unread()
     world.turn()
     pair.client.say(frames.Consumed(*pair.client.cursors))

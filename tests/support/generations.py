@@ -70,7 +70,7 @@ class Generations:
 
     @property
     def states(self) -> dict[str, int]:
-        counts = self.world.daemon.settling.ledger.counts()
+        counts = self.world.daemon.core.ledger.counts()
         found = {
             "queued": counts.queued,
             "in flight": counts.in_flight,

@@ -22,7 +22,7 @@ from shmsched.daemon.client_link import ClientLink
 from shmsched.daemon.config import ClientLimits, DaemonConfig
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.server import Daemon
-from shmsched.daemon.state import Session, Step
+from shmsched.dataplane.session import Session, Step
 from shmsched.dataplane.step import StepState
 from shmsched.saying import say_trace
 from shmsched.scheduling import SchedulerParams
@@ -174,7 +174,7 @@ class World:
         if self._faults:
             raise self._faults[0]
         daemon = self.daemon
-        counts = daemon.settling.ledger.counts()
+        counts = daemon.core.ledger.counts()
         assert counts.balanced, counts
         links = list(daemon.clients.links.values())
         for link in links:
@@ -184,7 +184,7 @@ class World:
         assert daemon.sessions.open == len(sessions)
         in_flight = [step for step in outstanding if step.state is StepState.IN_FLIGHT]
         assert (counts.queued, counts.in_flight) == (len(outstanding) - len(in_flight), len(in_flight))
-        waiting = [step for link in links for step in link._unstreamed]
+        waiting = [step for link in links for step in link.unstreamed]
         assert all(step.state is StepState.QUEUED for step in waiting), "a settled step waits for room in a stream"
         engines = list(daemon.engines.links.values())
         assert counts.queued == sum(len(e.queues) for e in engines) + len(waiting)
@@ -194,13 +194,13 @@ class World:
             self._check_engine(engine, sessions)
         assert all(connection.open for connection in daemon.overload.paused), "a paused client is gone, and kept"
         assert len(daemon.connections) <= MOST_CLIENTS + connections.RESERVED
-        assert not daemon.telling.touched
-        assert not daemon.touched_engines
+        assert not daemon.core.touched_clients
+        assert not daemon.core.touched_engines
 
     def _check_client(self, link: ClientLink) -> None:
         steps = [step for session in link.sessions.values() for step in session.outstanding.values()]
         assert link.outstanding == len(steps)
-        assert link.outstanding_results == sum(step.wanted.n_rows for step in steps if step.wanted.sampled)
+        assert link.outstanding_results == sum(step.n_results for step in steps)
         assert link.option_bytes == sum(len(session.options) for session in link.sessions.values())
         assert link.option_bytes <= LIMITS.option_bytes
         for session in link.sessions.values():
@@ -230,7 +230,7 @@ class World:
         self.turn()
         self.check()
         daemon = self.daemon
-        counts = daemon.settling.ledger.counts()
+        counts = daemon.core.ledger.counts()
         assert (counts.queued, counts.in_flight, daemon.sessions.open, daemon.placement.waiting) == (0, 0, 0, 0)
         assert (len(daemon.connections), len(daemon.clients.links), len(daemon.engines.links)) == (0, 0, 0)
         assert (daemon.clients.budget.used, len(daemon.overload), len(daemon.connections._silent)) == (0, 0, 0)
