@@ -277,6 +277,14 @@ class Channel(Decisions):
         self._ids.difference_update(ids)
         pending = self.pending
         for request in requests:
+            submission = pending.get(request)
+            if (
+                submission is not None
+                and submission.session._stream is submission.reply
+                and request == submission.last_request
+            ):
+                # The session is free from here on, though the stream itself is told of its end later, outside the lock.
+                submission.session._stream = None
             pending.pop(request, None)
 
     def free_rows(self, offsets: list[int]) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import shmsched
 from shmsched.client import AsyncGeneration, AsyncSession
 from shmsched.client.generation import FinishReason, Generation, PromptLookup
 from shmsched.client.generation.effects import Await, Next
+from shmsched.client.replies import TokenStream
 from shmsched.wire.frames import Rewinds
 
 from processes.expected import echoes
@@ -379,3 +381,28 @@ def test_a_generation_that_an_interrupt_keeps_from_its_caller_is_over_while_its_
             pytest.fail("nothing was struck")
         finally:
             sys.settrace(None)
+
+
+def test_a_session_is_free_once_its_last_token_is_here_though_its_stream_has_not_been_told(
+    cluster: shmsched.Cluster,
+) -> None:
+    """The thread that receives has taken in the last token, and is about to tell the stream, as its caller leaves."""
+    told, goes_on = threading.Event(), threading.Event()
+
+    def hold(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code is TokenStream.settle.__code__ and not told.is_set():
+            told.set()
+            assert goes_on.wait(DEADLINE), "the caller never came to its next step"
+
+    threading.setprofile(hold)
+    try:
+        client = cluster.client()
+    finally:
+        threading.setprofile(None)
+    with client, client.open_session(model="Letters") as session:
+        generation = session.generate(PROMPT, max_new_tokens=4)
+        assert told.wait(DEADLINE), "the last token never came"
+        generation.close()
+        step = session.submit(PROMPT)
+        goes_on.set()
+        assert step.result(DEADLINE).tokens.tolist() == EXPECTED[:1]
