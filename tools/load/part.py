@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shmsched import Client, Model, NoEngine, SharedMemoryError, ShmschedError, SystemLimit
+from shmsched import Client, Model, NoEngine, SchedulerUnreachable, SharedMemoryError, ShmschedError, SystemLimit
 from shmsched.tools.load.options import MODEL, Plan
 from shmsched.tools.load.tally import Tally
 
 CONNECT_S = 10.0
+SHORT_S = 60.0
+"""For how long a shortage may keep a client from connecting, or the daemon from greeting it."""
 ORPHAN_S = 10.0
 PAUSE_S = 0.1
 """For how long nothing is answered where that is a pause."""
@@ -136,11 +138,11 @@ class Parent:
 
     def connected(self, arena_bytes: int | None = None) -> Client:
         """A connection. Where things run short it is tried again, which counts as a step that failed of it."""
-        deadline = time.monotonic() + CONNECT_S
+        deadline = time.monotonic() + SHORT_S
         while True:
             try:
                 client = Client(socket=self.plan.socket, wait=CONNECT_S, arena_bytes=arena_bytes)
-            except (SharedMemoryError, SystemLimit) as e:
+            except (SchedulerUnreachable, SharedMemoryError, SystemLimit) as e:
                 if not self.plan.peers_fall or time.monotonic() >= deadline:
                     raise
                 self.tally.say_failed(e, 1, "a connection", peers_fall=True)
