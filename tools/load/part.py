@@ -145,7 +145,8 @@ class Parent:
             except (SchedulerUnreachable, SharedMemoryError, SystemLimit) as e:
                 if not self.plan.peers_fall or time.monotonic() >= deadline:
                     raise
-                self.tally.say_failed(e, 1, "a connection", peers_fall=True)
+                if not isinstance(e, SchedulerUnreachable):
+                    self.tally.say_failed(e, 1, "a connection", peers_fall=True)
                 time.sleep(RETRY_AFTER_FAILURE_S)
             else:
                 self.tally.connects += 1
