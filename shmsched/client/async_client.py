@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import cast
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
-from shmsched.arguments import flag, number, path, seconds
-from shmsched.client.async_greeting import greeted
-from shmsched.client.async_replies import AsyncReply
+from shmsched.client.async_line import SubmissionLine
+from shmsched.client.async_replies import AsyncReply, AsyncStream
 from shmsched.client.async_session import AsyncSession, OpeningSession
-from shmsched.client.async_submitting import AsyncSubmitting
 from shmsched.client.collected import is_ours, say_dropped, weakly
-from shmsched.client.state import LAST_WORD_S, Opening
+from shmsched.client.flows import Flow, Until, awaited
+from shmsched.client.opening import SessionOpener
+from shmsched.client.state import Opening
 from shmsched.client.submission import waiting_until
-from shmsched.client.text_request import check_text_request
-from shmsched.errors import (
-    ClientClosed,
-    Full,
-    InvalidRequest,
-    SchedulerDied,
-    ShmschedError,
-    Unsupported,
-)
-from shmsched.params import GREEDY, OutputRows, SamplingParams
+from shmsched.errors import ClientClosed, InvalidRequest, SchedulerDied, ShmschedError
 from shmsched.saying import say_trace
-from shmsched.wire import frames
 from shmsched.wire.inbound import AT_ONCE
-from shmsched.wire.link import RETRY_S, Link
-from shmsched.wire.socket_path import default_socket
+from shmsched.wire.link import Link
 
+T = TypeVar("T")
 MOST_STRIKES = 3
 """Exceptions in a row, before it is taken for a fault of the client."""
 _links: set[Link] = set()
 """Of clients that are not closed: the collector would close the socket of one before its client could tell the loop."""
 
 
-class AsyncClient(AsyncSubmitting):
+class AsyncClient(
+    SubmissionLine, SessionOpener[AsyncSession, AsyncReply, AsyncStream, OpeningSession, AsyncIterator[str]]
+):
     """A connection to a daemon for one event loop, asyncio's or uvloop's: ``async with shmsched.AsyncClient() as client``.
 
     Arguments and errors are those of ``Client``; they come from entering it, or from ``connect``. It belongs to the loop that it
@@ -47,14 +39,13 @@ class AsyncClient(AsyncSubmitting):
     generation.
     """
 
+    _session_type = AsyncSession
+
     def __init__(
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
-        super().__init__(arena_bytes)
-        self._path = str(default_socket()) if socket is None else path("socket", socket)
-        self._wait = number("wait", wait, 0, float("inf"))
+        super().__init__(socket, wait, arena_bytes)
         self._flush_due = False
-        self._closed_up = False
         self._strikes = 0
         """How often in a row an exception has kept it from handling what arrived."""
 
@@ -63,12 +54,12 @@ class AsyncClient(AsyncSubmitting):
         if self._loop is not None:
             raise InvalidRequest("this client is connected already; make another one")
         loop = self._belongs_here()
-        link: Link | None = None
+        link = None
         try:
-            attempts = Link.attempts(self._path, frames.Role.CLIENT, self._wait)
-            while (link := next(attempts)) is None:
-                await asyncio.sleep(RETRY_S)
-            self._greeted(link, await greeted(link, self._path))
+            link, state = await awaited(self._connecting(), self._wait_until)
+            self._greeted(link, state)
+            self._line = deque()
+            self._make_session = self._session_maker()
             _links.add(link)
             link.on_outbound = weakly(self._flush_soon)
             loop.add_reader(link.fileno(), weakly(self._readable))
@@ -83,136 +74,51 @@ class AsyncClient(AsyncSubmitting):
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
-    def open_session(
-        self,
-        *,
-        model: str | None = None,
-        options: bytes = b"",
-        seed: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-    ) -> OpeningSession:
-        """Open a session, as ``Client.open_session`` does: ``await`` it, make it a task, or enter it with ``async with``."""
+    async def _drive(self, flow: Callable[..., Flow[T]], *arguments: Any) -> T:
         self._check_here()
-        return OpeningSession(self, self._open_session(model, options, seed, block, timeout))
-
-    async def _open_session(
-        self, model: str | None, options: bytes, seed: int | None, block: bool, timeout: float | None
-    ) -> AsyncSession:
-        self._check_here()
-        self._check_usable()
-        timeout = seconds("timeout", timeout)
-        opening = self._to_open(asyncio.get_running_loop().create_future(), options, seed)
+        asked: list[Opening] = []
         try:
-            self._ask_for_session(opening, model, block, timeout)
-            return await self._opened(opening, f"model {model!r}" if model else "the daemon", timeout)
+            return await awaited(flow(asked, *arguments), self._wait_until)
         except BaseException:
-            # Out of time, cancelled or interrupted: whatever becomes of it, nobody will ever hold it.
-            self._give_up_opening(opening)
+            self._give_up(asked)
             raise
 
-    async def _opened(self, opening: Opening, what: str, timeout: float | None) -> AsyncSession:
-        answer = cast("asyncio.Future[AsyncSession]", opening.answer)
-        try:
-            await asyncio.wait([answer], timeout=timeout)
-            if answer.done() or not self._stop_waiting(opening):
-                return await answer
-            await asyncio.wait([answer], timeout=LAST_WORD_S)
-            raise self._no_slot(what, timeout, answer.exception() if answer.done() else None)
-        finally:
-            if answer.done() and not answer.cancelled():
-                # Nobody else may look at it.
-                answer.exception()
+    def _open_by(self, flow: Callable[..., Flow[AsyncSession]], *arguments: Any) -> OpeningSession:
+        return OpeningSession(self, self._drive(flow, *arguments))
 
-    async def _fork(
-        self, parent: AsyncSession, upto: int | None, seed: int | None, block: bool, timeout: float | None
-    ) -> AsyncSession:
-        self._check_here()
-        timeout, block = seconds("timeout", timeout), flag("block", block)
-        length = self._fork_length(parent, upto)
-        scope = asyncio.timeout(timeout)
-        try:
-            async with scope:
-                for reply in self._channel.outstanding_of(parent):
-                    if isinstance(reply, AsyncReply):
-                        await reply.wait_until_done()
-                # One of them may have failed.
-                length = self._fork_length(parent, length if upto is not None else None)
-                history, stands = parent.history[:length], parent.stands_at(length)
-                if parent.model.supports_fork:
-                    opening = self._to_open(asyncio.get_running_loop().create_future(), parent.options, seed)
-                    try:
-                        self._ask_for_fork(opening, parent, length)
-                        child = await self._opened(opening, "its engine", None)
-                        self._forked_from(child, history, stands)
-                        return child
-                    except (Full, Unsupported):
-                        if not block:
-                            raise
-                    except BaseException:
-                        self._give_up_opening(opening)
-                        raise
-                child = await self.open_session(model=parent.model.name, options=parent.options, seed=seed, block=block)
-                try:
-                    if length:
-                        await child.submit(history, output_rows=OutputRows.NONE)
-                    child.rest(length, *stands)
-                    return child
-                except BaseException:
-                    await child.close()
-                    raise
-        except TimeoutError:
-            if not scope.expired():
-                raise
-            raise Full(f"session {parent.session_id} could not be forked within {timeout:g} s") from None
+    async def _wait_until(self, until: Until) -> None:
+        what: Any = until.what
+        if what is None:
+            await asyncio.sleep(until.left or 0.0)
+        elif isinstance(what, Link):
+            loop, readable = self._own_loop, asyncio.Event()
+            loop.add_reader(what.fileno(), readable.set)
+            try:
+                async with asyncio.timeout(until.left):
+                    await readable.wait()
+            except TimeoutError:
+                pass
+            finally:
+                loop.remove_reader(what.fileno())
+        else:
+            await asyncio.wait([what.pending() if isinstance(what, AsyncReply) else what], timeout=until.left)
 
-    async def _reopen(self, session: AsyncSession, timeout: float | None) -> None:
-        self._check_here()
-        fresh = await self.open_session(
-            model=session.model.name, options=session.options, seed=session.seed, timeout=timeout
-        )
-        try:
-            self._replace(session, fresh)
-        except BaseException:
-            if session.session_id != fresh.session_id:
-                await fresh.close()
-            raise
+    def _new_answer(self) -> asyncio.Future[Any]:
+        return self._own_loop.create_future()
 
-    def _make_session(self, opened: frames.SessionOpened, asked: Opening) -> AsyncSession:
-        model = self._model_of(opened)
-        return AsyncSession(self, opened.session, model, opened.engine, asked.seed, asked.options)
+    def _refuse_in_callback(self, what: str) -> None:
+        """No task is a callback."""
 
     # --- steps ----------------------------------------------------------------------------------------------------------
 
-    def generate_text(
-        self,
-        prompt: str,
-        *,
-        model: str | None = None,
-        max_new_tokens: int = 128,
-        sampling: SamplingParams = GREEDY,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-        options: bytes = b"",
-        deadline: float | None = None,
-    ) -> AsyncIterator[str]:
-        """The text that ``model`` goes on with after ``prompt``, as ``Client.generate_text`` gives it."""
-        self._check_here()
-        self._check_usable()
-        stop = check_text_request(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
-
-        async def increments() -> AsyncIterator[str]:
-            with waiting_until(deadline) as timeout:
-                session = await self.open_session(model=model, options=options, seed=seed, timeout=timeout)
-            async with session:
-                generation = session.generate(
-                    session.model.tokens_of(prompt), max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
-                )  # fmt: skip
-                generation.nothing_follows()
-                async for text in generation.increments():
-                    yield text
-
-        return increments()
+    async def _text(self, prompt: str, where: dict[str, Any], how: dict[str, Any]) -> AsyncIterator[str]:
+        with waiting_until(how["deadline"]) as timeout:
+            session = await self.open_session(timeout=timeout, **where)
+        async with session:
+            generation = session.generate(session.model.tokens_of(prompt), **how)
+            generation.nothing_follows()
+            async for text in generation.increments():
+                yield text
 
     # --- the connection -------------------------------------------------------------------------------------------------
 
@@ -241,8 +147,8 @@ class AsyncClient(AsyncSubmitting):
             say_trace()
             self._end(ClientClosed(f"the client's reader failed with {type(e).__name__}: {e}. Make a new client"))
 
-    def _submitted(self) -> bool:
-        """What waits in the outbox goes with what other tasks of this turn submit. The caller holds the lock. True."""
+    def _send_steps(self) -> bool:
+        # What waits in the outbox goes with what other tasks of this turn submit.
         if self._channel.outbox.full:
             self._channel.outbox.send_steps()
         self._flush_soon()
@@ -280,13 +186,8 @@ class AsyncClient(AsyncSubmitting):
             raise
 
     def _end(self, error: ShmschedError) -> None:
-        self._stop_watching()
+        _stop_watching(self._own_loop, self._link)
         self._state.end(error)
-
-    def _stop_watching(self) -> None:
-        loop = self._own_loop
-        loop.remove_reader(self._link.fileno())
-        loop.remove_writer(self._link.fileno())
 
     async def close(self) -> None:
         """End the connection. What is outstanding fails with ClientClosed. Idempotent; logits that are held stay readable.
@@ -305,18 +206,10 @@ class AsyncClient(AsyncSubmitting):
             raise
 
     def _close_up(self) -> None:
-        if self._own_loop.is_closed():
-            # Whoever waited for anything has gone with the loop.
-            self._close_state(tell=False)
-        else:
-            if not self._link.closed:
-                self._stop_watching()
-            self._close_state()
-        self._link.close()
-        _links.discard(self._link)
-        # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
-        self._channel.arena = self._state.arena = None
-        self._closed_up = True
+        # Whoever waited for anything has gone with a loop that is closed.
+        self._close_state(tell=not self._own_loop.is_closed())
+        _forget(self._own_loop, self._link)
+        self._has_closed()
 
     def _wake(self) -> None:
         try:
@@ -340,22 +233,23 @@ class AsyncClient(AsyncSubmitting):
         try:
             loop.call_soon_threadsafe(_forget, loop, link)
         except RuntimeError:
-            link.close()
-            _links.discard(link)
+            _forget(loop, link)
         say_dropped(f"the client of {self._path}", "use it in an `async with` block, or await its close()", self)
 
     async def __aenter__(self) -> AsyncClient:
         return await self.connect()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-def _forget(loop: asyncio.AbstractEventLoop, link: Link) -> None:
-    if not link.closed:
+def _stop_watching(loop: asyncio.AbstractEventLoop, link: Link) -> None:
+    if not (link.closed or loop.is_closed()):
         loop.remove_reader(link.fileno())
         loop.remove_writer(link.fileno())
+
+
+def _forget(loop: asyncio.AbstractEventLoop, link: Link) -> None:
+    _stop_watching(loop, link)
     link.close()
     _links.discard(link)

@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar, cast
 
-from shmsched.arguments import flag, number, seconds, shown, whole
-from shmsched.arguments import path as path_of
+from shmsched.arguments import flag, seconds, shown, whole
 from shmsched.client.collected import is_ours, say_dropped
 from shmsched.client.core import BLOCK_TIMEOUT_S
+from shmsched.client.flows import Flow, Until, after, driven, left, wait_for_link
 from shmsched.client.futures import StepFuture, WaitingStream
-from shmsched.client.greeting import shake_hands
+from shmsched.client.opening import SessionOpener
 from shmsched.client.receiver import Receiver
-from shmsched.client.session import Session, session_maker
+from shmsched.client.replies import Reply
+from shmsched.client.session import Session
 from shmsched.client.session_core import closed_error
-from shmsched.client.state import HANDSHAKE_S, LAST_WORD_S, Opening
-from shmsched.client.submission import LAST, Submission, continued, waiting_until
-from shmsched.client.submitting import Submitting
-from shmsched.client.text_request import check_text_request
-from shmsched.errors import (
-    Full,
-    InvalidRequest,
-    SystemLimit,
-    Unsupported,
-    UsedAfterFork,
-)
+from shmsched.client.state import Opening
+from shmsched.client.submission import Submission, waiting_until
+from shmsched.client.submitting import ARENA
+from shmsched.errors import Full, InvalidRequest, SchedulerDied, SystemLimit, UsedAfterFork
 from shmsched.futures import LightFuture
 from shmsched.limits import is_no_thread, lacking, no_thread
-from shmsched.params import GREEDY, OutputRows, RequestParams, SamplingParams
-from shmsched.steps import Request, Tokens
-from shmsched.wire import frames
-from shmsched.wire.link import Link
-from shmsched.wire.socket_path import default_socket
+from shmsched.locks import Bell
+from shmsched.memory.segment import Segment
+from shmsched.params import RequestParams
+from shmsched.steps import Request
 
-if TYPE_CHECKING:
-    from shmsched.client.generation.course import Course
+T = TypeVar("T")
 
 
-class Client(Submitting):
+class Client(SessionOpener[Session, StepFuture, WaitingStream, Session, Iterator[str]]):
     """A connection to a daemon, with sessions and futures. Thread-safe; close it, or use it in a ``with`` block.
 
     socket: the daemon's socket; None for ``$SHMSCHED_SOCKET`` or the user's default.
@@ -53,20 +44,19 @@ class Client(Submitting):
     never reconnects by itself: what the sessions held is gone, and only the caller knows what to do about it.
     """
 
+    _session_type = Session
+
     def __init__(
         self, *, socket: str | os.PathLike[str] | None = None, wait: float = 0.0, arena_bytes: int | None = None
     ) -> None:
-        super().__init__(arena_bytes)
-        self._closed_up = False
-        path = self._path = str(default_socket()) if socket is None else path_of("socket", socket)
-        wait = number("wait", wait, 0, float("inf"))
+        super().__init__(socket, wait, arena_bytes)
         link, receiver = None, None
         try:
-            link = Link.connect(path, frames.Role.CLIENT, wait)
-            state = shake_hands(link, path)
-            receiver = Receiver(link, state, session_maker(self))
+            link, state = driven(self._connecting(), wait_for_link)
+            receiver = Receiver(link, state, self._session_maker())
             receiver.start()
             self._greeted(link, state)
+            self._new_step, self._line = partial(StepFuture, receiver), ()
             self._receiver = receiver
         except BaseException as e:
             if link is not None:
@@ -82,123 +72,36 @@ class Client(Submitting):
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
-    def open_session(
-        self,
-        *,
-        model: str | None = None,
-        options: bytes = b"",
-        seed: int | None = None,
-        block: bool = True,
-        timeout: float | None = None,
-    ) -> Session:
-        """Open a session on the least loaded engine of ``model`` (None: the only one that is served).
-
-        options: bytes for the engine's ``open_session``, at most 65,536. seed: what sampling uses where a step names none;
-        None draws one. Without a free slot this waits, up to ``timeout`` seconds, or raises Full with ``block=False``.
-        Raises NoEngine, InvalidRequest, Unsupported or EngineError as the engine says, SessionLost where that ends meanwhile,
-        SchedulerStopped, SchedulerDied.
-        """
-        self._check_usable()
-        self._receiver.refuse_in_callback("open a session")
-        timeout = seconds("timeout", timeout)
-        opening = self._to_open(LightFuture(), options, seed)
+    def _drive(self, flow: Callable[..., Flow[T]], *arguments: Any) -> T:
+        asked: list[Opening] = []
         try:
-            self._ask_for_session(opening, model, block, timeout)
-            return self._opened(opening, f"model {model!r}" if model else "the daemon", timeout)
+            return driven(flow(asked, *arguments), self._wait_until)
         except BaseException:
-            # Out of time, or interrupted: whatever becomes of it, nobody will ever hold it.
-            self._give_up_opening(opening)
+            self._give_up(asked)
             raise
 
-    def _opened(self, opening: Opening, what: str, timeout: float | None) -> Session:
-        answer = cast("LightFuture[Session]", opening.answer)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if self._receiver.wait_for(answer, deadline) or not self._stop_waiting(opening):
-            # Perhaps opened, or refused, in this very moment.
-            return answer.result(HANDSHAKE_S)
-        heard = self._receiver.wait_for(answer, time.monotonic() + LAST_WORD_S)
-        raise self._no_slot(what, timeout, answer.exception(0) if heard else None)
+    def _open_by(self, flow: Callable[..., Flow[Session]], *arguments: Any) -> Session:
+        return self._drive(flow, *arguments)
 
-    def _fork(self, parent: Session, upto: int | None, seed: int | None, block: bool, timeout: float | None) -> Session:
-        timeout, block = seconds("timeout", timeout), flag("block", block)
-        length = self._fork_length(parent, upto)
-        self._receiver.refuse_in_callback("fork a session")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for reply in self._channel.outstanding_of(parent):
-            if isinstance(reply, StepFuture) and not self._receiver.wait_for(reply, deadline):
-                raise Full(f"session {parent.session_id} cannot be forked: its steps have not run within {timeout:g} s")
-        # One of them may have failed.
-        length = self._fork_length(parent, length if upto is not None else None)
-        history, stands = parent.history[:length], parent.stands_at(length)
-        if parent.model.supports_fork:
-            opening = self._to_open(LightFuture(), parent.options, seed)
-            try:
-                self._ask_for_fork(opening, parent, length)
-                child = self._opened(opening, "its engine", _left(deadline))
-                self._forked_from(child, history, stands)
-                return child
-            except (Full, Unsupported):
-                if not block:
-                    raise
-            except BaseException:
-                self._give_up_opening(opening)
-                raise
-        child = self.open_session(
-            model=parent.model.name, options=parent.options, seed=seed, block=block, timeout=_left(deadline)
-        )
-        try:
-            if length:
-                child.submit(history, output_rows=OutputRows.NONE).result(_left(deadline))
-            child.rest(length, *stands)
-            return child
-        except BaseException:
-            child.close()
-            raise
+    def _wait_until(self, until: Until) -> None:
+        assert isinstance(until.what, LightFuture)
+        self._receiver.wait_for(until.what, until.deadline)
 
-    def _reopen(self, session: Session, timeout: float | None) -> None:
-        fresh = self.open_session(model=session.model.name, options=session.options, seed=session.seed, timeout=timeout)
-        try:
-            self._replace(session, fresh)
-        except BaseException:
-            if session.session_id != fresh.session_id:
-                fresh.close()
-            raise
+    def _new_answer(self) -> LightFuture[Any]:
+        return LightFuture()
+
+    def _refuse_in_callback(self, what: str) -> None:
+        self._receiver.refuse_in_callback(what)
 
     # --- steps ----------------------------------------------------------------------------------------------------------
 
-    def generate_text(
-        self,
-        prompt: str,
-        *,
-        model: str | None = None,
-        max_new_tokens: int = 128,
-        sampling: SamplingParams = GREEDY,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
-        options: bytes = b"",
-        deadline: float | None = None,
-    ) -> Iterator[str]:
-        """The text that ``model`` goes on with after ``prompt``, in increments at character boundaries, in a session of its own.
-
-        The prompt gets the token for the beginning of a text in front. The text ends at the model's stop tokens, before a text of
-        ``stop``, after ``max_new_tokens``, or when the session is full. Leaving the loop over it cancels the rest. deadline: as for
-        ``Session.generate``; it holds for the wait for a slot too. Raises what ``open_session`` and ``Session.generate`` raise,
-        Unsupported for a model without a tokenizer: InvalidRequest at the call, the others as its text begins.
-        """
-        self._check_usable()
-        stop = check_text_request(prompt, model, max_new_tokens, sampling, stop, seed, options, deadline)
-
-        def increments() -> Iterator[str]:
-            with waiting_until(deadline) as timeout:
-                session = self.open_session(model=model, options=options, seed=seed, timeout=timeout)
-            with session:
-                generation = session.generate(
-                    session.model.tokens_of(prompt), max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, deadline=deadline
-                )  # fmt: skip
-                generation.nothing_follows()
-                yield from generation.increments()
-
-        return increments()
+    def _text(self, prompt: str, where: dict[str, Any], how: dict[str, Any]) -> Iterator[str]:
+        with waiting_until(how["deadline"]) as timeout:
+            session = self.open_session(timeout=timeout, **where)
+        with session:
+            generation = session.generate(session.model.tokens_of(prompt), **how)
+            generation.nothing_follows()
+            yield from generation.increments()
 
     def submit(
         self,
@@ -234,60 +137,45 @@ class Client(Submitting):
             None,
             request.request_id,
         )
-        reply = StepFuture(self._receiver)
-        try:
-            return self._send(submission, reply, block, block_timeout)
-        except BaseException as e:
-            self._not_submitted(reply, e)
-            raise
+        return self._put(submission, self._new_step(), block, block_timeout)
 
-    def _submit(
-        self,
-        session: Session,
-        tokens: Tokens,
-        position: int | None,
-        sampling: SamplingParams | None,
-        output_rows: OutputRows,
-        deadline: float | None,
-        block: bool,
-        timeout: float | None,
-        course: Course | None = None,
-    ) -> StepFuture:
-        reply, channel = StepFuture(self._receiver), self._channel
-        try:
-            if deadline is None and output_rows is LAST:
-                with channel.lock:
-                    # No branch here: what a tracer raises at the end of one belongs to no handler (Python 3.11).
-                    is_on_its_way = (
-                        channel.submit_decode(session, tokens, position, sampling, course, reply) and self._send_steps()
-                    )
-                if is_on_its_way:
-                    return reply
-            submission = Submission(session, tokens, position, sampling, output_rows, deadline, course)
-            return self._send(submission, reply, block, timeout)
-        except BaseException as e:
-            self._not_submitted(reply, e)
-            raise
+    def _new_stream(self) -> WaitingStream:
+        return WaitingStream(self._channel, self._receiver)
 
-    def _stream(
-        self,
-        session: Session,
-        tokens: Tokens,
-        sampling: SamplingParams,
-        further: int,
-        stop_tokens: tuple[int, ...],
-        deadline: float | None,
-        block: bool,
-        timeout: float | None,
-        course: Course | None = None,
-    ) -> WaitingStream:
-        submission = continued(session, tokens, sampling, further, stop_tokens, deadline, course)
-        stream = WaitingStream(self._channel, self._receiver)
+    def _send(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> None:
+        deadline, block, timeout = None, flag("block", block), seconds("block_timeout", timeout)
+        while True:
+            room = Bell()
+            lacking = self._try(submission, reply, room.ring if block else None)
+            if lacking is None:
+                return
+            if lacking is ARENA:
+                self._have_arena()
+                continue
+            if not block:
+                raise Full(f"{lacking}; submit with block=True to wait")
+            self._receiver.refuse_in_callback(f"wait for room ({lacking})")
+            if deadline is None:
+                deadline = after(timeout)
+            if not room.wait(left(deadline)):
+                raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
+
+    def _send_steps(self) -> bool:
+        if self._receiver.expects_more() and not self._channel.outbox.full:
+            return True
         try:
-            return self._send(submission, stream, block, timeout)
-        except BaseException as e:
-            self._not_submitted(stream, e)
-            raise
+            self._channel.outbox.send_steps()
+        except SchedulerDied as e:
+            # The scheduler may have said why before it went; that is not read yet.
+            raise self._state.end_of_stream() from e
+        return True
+
+    def _have_arena(self) -> None:
+        """Raises SharedMemoryError with the sizes."""
+        self._receiver.refuse_in_callback("wait for the logits arena; make the first raw step elsewhere")
+        answer = self._channel.under_lock(self._ask_for_arena, LightFuture())
+        self._receiver.wait_for(cast("LightFuture[Segment]", answer), None)
+        self._channel.under_lock(self._arena_came, answer)
 
     def _can_wait_here(self, timeout: float) -> bool:
         """Whether a finalizer may send and wait where it runs: not on the thread that receives, nor on one that it has found
@@ -297,7 +185,6 @@ class Client(Submitting):
         return self._link.can_send(timeout)
 
     def _holds_up_others(self) -> bool:
-        """Whether what another thread is to do for the client may wait for this very one."""
         return self._receiver.handles_here() or self._channel.lock.mine or self._link.sends_here
 
     # --- the end --------------------------------------------------------------------------------------------------------
@@ -307,24 +194,20 @@ class Client(Submitting):
         if self._inherited or self._closed_up:
             return
         try:
-            self._close_up()
+            self._disconnect()
+            if threading.current_thread() is not self._receiver:
+                self._receiver.join()
+                self._link.close()
+            self._has_closed()
         except BaseException:
             # An interrupt. From here on the receiver closes what is left.
-            self._close_state()
-            self._link.shutdown()
-            self._receiver.wake()
+            self._disconnect()
             raise
 
-    def _close_up(self) -> None:
+    def _disconnect(self) -> None:
         self._close_state()
         self._link.shutdown()
         self._receiver.wake()
-        if threading.current_thread() is not self._receiver:
-            self._receiver.join()
-            self._link.close()
-        # What is leased keeps the arena mapped; a closed client that somebody still refers to does not.
-        self._channel.arena = self._state.arena = None
-        self._closed_up = True
 
     def _wake(self) -> None:
         self._receiver.rouse()
@@ -344,9 +227,7 @@ class Client(Submitting):
             self._check_usable()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _forked(self) -> None:
@@ -355,7 +236,3 @@ class Client(Submitting):
         for reply in self._channel.outstanding_replies():
             if isinstance(reply, StepFuture | WaitingStream):
                 reply.fail_in_forked_child(error)
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())

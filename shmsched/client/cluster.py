@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shmsched.arguments import LONGEST_S, number, text, whole
@@ -160,9 +159,7 @@ class Cluster(NotCopied):
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait_ready(self, timeout: float) -> str | None:

@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 from shmsched.arguments import LONGEST_S, number, path, waiting, whole
-from shmsched.errors import ProtocolError, SchedulerDied, SchedulerUnreachable, error_of
+from shmsched.client.flows import driven, hearing, wait_for_link
+from shmsched.errors import ProtocolError, SchedulerDied, error_of
 from shmsched.not_copied import NotCopied
 from shmsched.wire import frames
 from shmsched.wire.credentials import name_of
@@ -63,18 +64,17 @@ class Control(NotCopied):
         except SchedulerDied:
             # A daemon that refuses the connection has said why before it closed it.
             pass
-        deadline = time.monotonic() + ANSWER_S
-        late = False
-        while not late:
-            # What has arrived counts, however late we look.
-            late = (left := deadline - time.monotonic()) <= 0
-            arrived = self._link.receive(max(0.0, left))
-            if arrived is None:
-                raise SchedulerUnreachable("the daemon closed the connection before it answered")
-            for message in arrived:
-                if isinstance(message, frames.Refused):
-                    raise error_of(message.code, message.message)
-                if not isinstance(message, kind):
-                    raise ProtocolError(f"the daemon answered with a {type(message).__name__} frame")
-                return message
-        raise SchedulerUnreachable(f"the daemon ({name_of(self.daemon_pid)}) did not answer within {ANSWER_S:g} s")
+
+        def hear(arrived: list[Any]) -> Any:
+            if not arrived:
+                return None
+            message = arrived[0]
+            if isinstance(message, frames.Refused):
+                raise error_of(message.code, message.message)
+            if not isinstance(message, kind):
+                raise ProtocolError(f"the daemon answered with a {type(message).__name__} frame")
+            return message
+
+        closed = "the daemon closed the connection before it answered"
+        silent = f"the daemon ({name_of(self.daemon_pid)}) did not answer"
+        return driven(hearing(self._link, hear, ANSWER_S, closed, silent), wait_for_link)

@@ -12,13 +12,11 @@ from shmsched.errors import InvalidRequest, WrongLoop
 class InOneLoop(ClientCore):
     """A client of which everything happens in the loop that it was connected in."""
 
-    def __init__(self, arena_bytes: int | None) -> None:
-        super().__init__(arena_bytes)
-        self._connected = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that it was connected in, or is being connected in."""
-        self._thread = ""
-        """The name of that loop's, for who is told of it."""
+    _connected = False
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The one that it was connected in, or is being connected in."""
+    _thread = ""
+    """The name of that loop's, for who is told of it."""
 
     def _belongs_here(self) -> asyncio.AbstractEventLoop:
         self._loop = asyncio.get_running_loop()

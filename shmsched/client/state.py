@@ -233,6 +233,8 @@ def _fail(answer: Answer, error: ShmschedError) -> None:
     try:
         if not answer.done():
             answer.set_exception(error)
+            # Nobody need ever ask: an asyncio future complains of that.
+            answer.exception()
     except InvalidStateError:
         pass
 

@@ -1,47 +1,122 @@
-"""Submitting as a synchronous client does: the caller waits for room, for the arena, and for nothing else."""
+"""Submitting, whether its caller waits or awaits: at the call where there is room; how room is waited for is what differs."""
 
 from __future__ import annotations
 
-import time
-from typing import TypeVar, cast
+from abc import abstractmethod
+from collections.abc import Callable, Sized
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from shmsched.arguments import flag, seconds
+from shmsched import failpoints
 from shmsched.client.core import ClientCore
-from shmsched.client.receiver import Receiver
-from shmsched.client.replies import Reply
-from shmsched.client.submission import Submission
-from shmsched.errors import Full, SchedulerDied, ShmschedError
-from shmsched.futures import LightFuture
-from shmsched.locks import Bell
-from shmsched.memory.segment import Segment
+from shmsched.client.leases import ClientArena
+from shmsched.client.outbox import to_be_sent
+from shmsched.client.replies import Reply, TokenStream
+from shmsched.client.session_core import SessionCore
+from shmsched.client.state import Answer
+from shmsched.client.submission import LAST, Submission
+from shmsched.dataplane.layouts import LOGIT_SIZE
+from shmsched.errors import InvalidRequest, SchedulerDied, ShmschedError
+from shmsched.params import OutputRows, SamplingParams
+from shmsched.steps import Tokens
+from shmsched.wire import frames
+from shmsched.wire.link import Outgoing
 
+if TYPE_CHECKING:
+    from shmsched.client.generation.course import Course
+
+StepT = TypeVar("StepT", bound=Reply)
+StreamT = TypeVar("StreamT", bound=TokenStream)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
+LEAST_ARENA = 64 << 20
+ARENA = "the logits arena is being made"
 
-class Submitting(ClientCore):
-    """What sessions and generations of a synchronous client submit through."""
 
-    _receiver: Receiver
+class Submitting(ClientCore, Generic[StepT, StreamT]):
+    """What sessions and generations of a client submit through."""
 
-    def _send(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
-        """Submit, once there is room. Waiting gives up the lock: so it is placed and checked again after each wait, by what is
-        true then."""
-        deadline, channel, block, timeout = None, self._channel, flag("block", block), seconds("block_timeout", timeout)
-        while True:
+    _new_step: Callable[[], StepT]
+    """Makes what stands for a step."""
+    _line: Sized = ()
+    """Those that wait for room, where nobody may go before them."""
+
+    # --- what differs ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _send(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> None:
+        """Submit it, or have it submitted once there is room and an arena. Raises why it never will be, and Full where waiting is not
+        wanted."""
+
+    @abstractmethod
+    def _send_steps(self) -> bool:
+        """Send what was submitted, or have it sent with what follows. The caller holds the lock. True."""
+
+    @abstractmethod
+    def _new_stream(self) -> StreamT: ...
+
+    # --- submitting -----------------------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        session: SessionCore,
+        tokens: Tokens,
+        position: int | None,
+        sampling: SamplingParams | None,
+        output_rows: OutputRows,
+        deadline: float | None,
+        block: bool,
+        timeout: float | None,
+        course: Course | None = None,
+    ) -> StepT:
+        reply = self._new_step()
+        try:
+            if deadline is None and output_rows is LAST and not self._line:
+                with self._channel.lock:
+                    # No branch here: what a tracer raises at the end of one belongs to no handler (Python 3.11).
+                    is_on_its_way = (
+                        self._channel.submit_decode(session, tokens, position, sampling, course, reply)
+                        and self._send_steps()
+                    )
+                if is_on_its_way:
+                    return reply
+            self._send(
+                Submission(session, tokens, position, sampling, output_rows, deadline, course), reply, block, timeout
+            )
+            return reply
+        except BaseException as e:
+            self._not_submitted(reply, e)
+            raise
+
+    def _put(self, submission: Submission, reply: ReplyT, block: bool, timeout: float | None) -> ReplyT:
+        try:
+            self._send(submission, reply, block, timeout)
+            return reply
+        except BaseException as e:
+            self._not_submitted(reply, e)
+            raise
+
+    def _put_stream(self, submission: Submission, block: bool, timeout: float | None) -> StreamT:
+        return self._put(submission, self._new_stream(), block, timeout)
+
+    def _try(self, submission: Submission, reply: Reply, tell: Callable[[], None] | None) -> str | None:
+        """Submit it if there is room, placed and checked by what is true now. Returns what is lacking; where that is not ARENA,
+        ``tell`` is called once it may have changed."""
+        channel = self._channel
+        try:
             with channel.lock:
                 lacking = channel.place(submission)
-                if lacking is None and (channel.arena is not None or not submission.raw_rows):
-                    channel.submit(submission, reply)
-                    self._send_steps()
-                    return reply
-                room_came = None if lacking is None else self._ask_for_room(lacking, block)
-            if room_came is None:
-                self._ensure_arena()
-                continue
-            if deadline is None and timeout is not None:
-                deadline = time.monotonic() + timeout
-            if not room_came.wait(None if deadline is None else deadline - time.monotonic()):
-                raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
+                if lacking is not None:
+                    if tell is not None and tell not in channel.wait_for_room:
+                        channel.wait_for_room.append(tell)
+                    return lacking
+                if submission.raw_rows and channel.arena is None:
+                    return ARENA
+                channel.submit(submission, reply)
+                self._send_steps()
+                return None
+        except BaseException:
+            channel.interrupted()
+            raise
 
     def _not_submitted(self, reply: Reply, error: BaseException) -> None:
         """Submitting it has raised. Where that was an interrupt, nobody has the reply: it is taken back."""
@@ -49,33 +124,46 @@ class Submitting(ClientCore):
         if not isinstance(error, ShmschedError):
             self._channel.take_back(reply)
 
-    def _send_steps(self) -> bool:
-        """Send what was submitted, if it is not better sent together with what follows. The caller holds the lock. True."""
-        outbox = self._channel.outbox
-        if self._receiver.expects_more() and not outbox.full:
-            return True
+    # --- the arena ------------------------------------------------------------------------------------------------------
+
+    def _arena_size(self) -> int:
+        most = self._channel.max_arena
+        if self._arena_bytes is not None:
+            if not 0 < self._arena_bytes <= most:
+                raise InvalidRequest(f"arena_bytes is {self._arena_bytes}; the daemon allows 1 to {most}")
+            return self._arena_bytes
+        # An open session's engine may take larger chunks than all engines of its model do.
+        open_now = [reference() for reference in list(self._state.sessions.values())]
+        models = [*self._state.models.values(), *(session.model for session in open_now if session is not None)]
+        rows = max(((m.max_prefill_chunk_size + 64) * m.info.vocab_size for m in models), default=0)
+        return min(most, max(LEAST_ARENA, rows * LOGIT_SIZE))
+
+    def _ask_for_arena(self, answer: Answer) -> Answer:
+        """Under the lock: what brings the arena. Raises InvalidRequest."""
+        state = self._state
+        if state.arena is None:
+            self._channel.decide(self._arena_asked, answer, to_be_sent(frames.OpenArena(self._arena_size())))
+            assert state.arena is not None
+        return state.arena
+
+    def _arena_asked(self, answer: Answer, frame: Outgoing) -> None:
+        self._state.arena = answer
         try:
-            outbox.send_steps()
-        except SchedulerDied as e:
-            # The scheduler may have said why before it went; that is not read yet.
-            raise self._state.end_of_stream() from e
-        return True
+            self._channel.outbox.send_once(frame)
+            failpoints.hit("client.open_arena.sent")
+        except SchedulerDied:
+            # Whoever receives sees the same, and fails the answer.
+            pass
 
-    def _ask_for_room(self, lacking: str, block: bool) -> Bell:
-        """What is rung when some room has come back; whatever the caller knows may have changed then. The caller holds the lock.
-
-        Raises Full where waiting is not wanted, or would be for ever.
-        """
-        if not block:
-            raise Full(f"{lacking}; submit with block=True to wait")
-        self._receiver.refuse_in_callback(f"wait for room ({lacking})")
-        bell = Bell()
-        self._channel.wait_for_room.append(bell.ring)
-        return bell
-
-    def _ensure_arena(self) -> None:
-        """Have an arena. Raises SharedMemoryError with the sizes."""
-        self._receiver.refuse_in_callback("wait for the logits arena; make the first raw step elsewhere")
-        answer = self._channel.under_lock(self._ask_for_arena, LightFuture())
-        self._receiver.wait_for(cast("LightFuture[Segment]", answer), None)
-        self._channel.under_lock(self._arena_came, answer)
+    def _arena_came(self, answer: Answer) -> None:
+        """Under the lock: its answer is here. Raises SharedMemoryError with the sizes."""
+        try:
+            segment = answer.result()
+        except ShmschedError:
+            if self._state.arena is answer:
+                # The next raw step may ask again: there may be room by then.
+                self._state.arena = None
+            raise
+        if self._channel.arena is None:
+            failpoints.hit("client.arena.received")
+            self._channel.arena = ClientArena(segment)

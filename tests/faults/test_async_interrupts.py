@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import shmsched
+from shmsched.client import async_client
 from shmsched.client.generation import EngineDraft, PromptLookup
 from shmsched.wire.link import Link
 
@@ -348,7 +349,8 @@ def test_at_random_instructions(rig: Rig, name: str) -> None:
 
 
 CLOSE = (
-    shmsched.AsyncClient.close, shmsched.AsyncClient._close_up, shmsched.AsyncClient._stop_watching, Link.close, Link.abandon,
+    shmsched.AsyncClient.close, shmsched.AsyncClient._close_up, async_client._stop_watching, async_client._forget,
+    Link.close, Link.abandon,
 )  # fmt: skip
 
 

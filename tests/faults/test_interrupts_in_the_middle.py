@@ -21,9 +21,10 @@ import shmsched
 from shmsched.client.arrivals import Arrivals
 from shmsched.client.channel import Channel
 from shmsched.client.client import Client
-from shmsched.client.core import ClientCore
 from shmsched.client.decisions import Decisions
+from shmsched.client.flows import driven
 from shmsched.client.leases import ClientArena
+from shmsched.client.opening import SessionOpener
 from shmsched.client.outbox import Outbox
 from shmsched.client.receiver import Receiver
 from shmsched.client.state import ClientState
@@ -158,16 +159,19 @@ def _code(function: Callable[..., object]) -> CodeType:
 
 
 PARTS: dict[str, tuple[Callable[[Rig], None], list[Callable[..., object]]]] = {
-    "a step is entered": (decode, [Channel._enter, Channel._entered, Client._submit]),
+    "a step is entered": (decode, [Channel._enter, Channel._entered, Submitting._submit]),
     "a step's row is taken": (raw, [Channel._enter, ClientArena.take, ClientArena.place]),
     "a step leaves": (decode, [Outbox.send_steps, Outbox._leave, Link.send_packed]),
-    "a prompt is entered": (prompt, [Channel.submit, Submitting._send]),
+    "a prompt is entered": (prompt, [Channel.submit, Client._send, Submitting._try]),
     "a frame is read": (decode, [Inbound.arrived, Inbound.handled, Receiver._take_in, Receiver._leave]),
     "an answer is taken in": (decode, [Arrivals.completions, Arrivals._completed, Arrivals.give_out]),
     "futures are settled": (decode, [set_results]),
     "logits are leased": (raw, [Arrivals._lease, Arrivals._completed]),
     "a step is withdrawn": (cancel, [Channel._withdrawn, Decisions.decide, Decisions.under_lock]),
-    "a session is opened": (open_another, [ClientCore._ask, Client._opened, ClientState._session_opened]),
+    "a session is opened": (
+        open_another,
+        [SessionOpener._ask, SessionOpener._asking, driven, Client._drive, ClientState._session_opened],
+    ),
 }
 
 

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 import shmsched
-from shmsched.client.async_replies import AsyncStream
+from shmsched.client.async_replies import AsyncReply, AsyncStream
 from shmsched.client.async_session import OpeningSession
-from shmsched.client.async_submitted import Submitted
 from shmsched.client.futures import WaitingStream
 from shmsched.client.leases import Lease
 from shmsched.client.receiver import Receiver
@@ -145,7 +144,7 @@ def test_half_made_objects_make_no_noise(monkeypatch: pytest.MonkeyPatch) -> Non
     public = [v for v in map(vars(shmsched).get, shmsched.__all__) if inspect.isclass(v) and not issubclass(v, Enum)]
     public += [getattr(shmsched, name) for name in ("Client", "AsyncClient", "Session", "AsyncSession", "Generation")]
     public += [shmsched.AsyncGeneration, shmsched.Cluster, shmsched.Control, shmsched.LogitsBlock, shmsched.Scheduler]
-    for kind in {*public, AsyncStream, OpeningSession, Submitted, WaitingStream, Lease, Receiver}:
+    for kind in {*public, AsyncStream, OpeningSession, AsyncReply, WaitingStream, Lease, Receiver}:
         kind.__new__(kind)
     with pytest.raises(shmsched.ShmschedError):
         shmsched.Client(socket="/nowhere/at/all")

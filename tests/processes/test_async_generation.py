@@ -265,3 +265,30 @@ def test_a_cancelled_task_keeps_what_an_engine_that_cannot_rewind_has_run(
 
     with shmsched.launch(f"{ENGINES}:Rigid?vocab={VOCAB}&step_us=30000") as cluster:
         run(main(cluster.socket))
+
+
+@pytest.mark.parametrize(("engine", "continuation"), [("echo", True), ("echo", False), (f"{ENGINES}:Rigid", True)])
+def test_one_that_still_waits_for_room_leaves_the_line_with_its_task(run: Run, engine: str, continuation: bool) -> None:
+    async def main(socket: Path) -> None:
+        async with shmsched.AsyncClient(socket=socket) as client, client.open_session() as session:
+            fillers = [await client.open_session() for _ in range(20)]
+            # More than the token ring holds.
+            prompts = [filler.submit([1] * 19_000) for filler in fillers]
+            generation = session.generate([1, 2, 3], max_new_tokens=1000, continuation=continuation)
+            task = asyncio.create_task(collect(generation))
+            await asyncio.sleep(0)
+            assert (session.position, generation.finish_reason) == (0, None)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (session.position, generation.tokens) == (0, [])
+            assert not all(prompt.done() for prompt in prompts), "nobody else has run by then"
+            step = session.submit([4])
+            for prompt in prompts:
+                assert (await prompt).tokens.tolist() == echoes([1] * 19_000, 1)
+            assert (await step).tokens.tolist() == echoes([4], 1)
+            for filler in fillers:
+                await filler.close()
+
+    with shmsched.launch(f"{engine}?vocab={VOCAB}&step_us=5000", max_prefill_chunk_size=8192) as cluster:
+        run(main(cluster.socket))

@@ -5,32 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from types import CoroutineType
+from typing import Any
 
-from shmsched.client.async_replies import AsyncStream
+from shmsched.client.async_replies import AsyncReply
 from shmsched.client.collected import is_ours
-from shmsched.client.core import BLOCK_TIMEOUT_S
-from shmsched.client.generation.course import Course, FinishReason
-from shmsched.client.generation.effects import (
-    Await,
-    Begin,
-    Cancel,
-    Continue,
-    Effect,
-    Emit,
-    Halt,
-    Next,
-    Plan,
-    Reopen,
-    Rest,
-    Submit,
-    TokenArray,
-)
+from shmsched.client.generation.course import FinishReason
+from shmsched.client.generation.effects import Cancel, Effect, Emit, Halt, Next, Rest
 from shmsched.client.generation.outcome import Outcome
-
-if TYPE_CHECKING:
-    from shmsched.client.async_session import AsyncSession
+from shmsched.steps import Response
 
 
 class AsyncGeneration(Outcome):
@@ -41,14 +24,7 @@ class AsyncGeneration(Outcome):
     :class:`Generation`.
     """
 
-    def __init__(
-        self, session: AsyncSession, course: Course, plan: Plan[None], context: TokenArray, deadline: float | None
-    ) -> None:
-        super().__init__(session, course, plan, context)
-        self._session = session
-        self._deadline = deadline
-        self._pid = os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def __anext__(self) -> int:
         self._session._client._check_here()
@@ -69,10 +45,7 @@ class AsyncGeneration(Outcome):
     async def increments(self) -> AsyncIterator[str]:
         """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
         self._session._client._check_here()
-        stream = None if self._course.gate is not None else self._text_stream()
-        if stream is not None:
-            for token in self._course.given:
-                stream.push(token)
+        stream = self._text_so_far()
         try:
             while True:
                 try:
@@ -103,13 +76,11 @@ class AsyncGeneration(Outcome):
         self._session._client._check_here()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:
-        loop = getattr(self, "_loop", None)
+        loop = self._loop
         if loop is None or self._reason is not None or not is_ours(self._pid):
             return
         if asyncio._get_running_loop() is loop and not self._session._client._channel.lock.mine:
@@ -128,7 +99,7 @@ class AsyncGeneration(Outcome):
             return
         effect = self._leave()
         while isinstance(effect, Cancel | Halt | Rest):
-            effect = self._resume(self._perform_now(effect))
+            effect = self._resume(self._perform(effect))
         if effect is not None:
             self._effect = effect
             self._loop.create_task(self._finish())
@@ -138,57 +109,21 @@ class AsyncGeneration(Outcome):
         while effect is not None:
             effect = await self._advance(effect)
 
-    # --- effects --------------------------------------------------------------------------------------------------------
-
     async def _advance(self, effect: Effect) -> Effect | None:
         try:
-            result = await self._perform(effect)
+            result = self._perform(effect)
+            if type(result) is CoroutineType:
+                result = await result
         except BaseException as e:
             return self._resume(error=e)
+        if type(effect) is Next:
+            self._clock.hear(effect.stream, result.arrived)
         return self._resume(result)
 
-    async def _perform(self, effect: Effect) -> Any:
-        match effect:
-            case Next(stream):
-                sampled = stream.take() or await stream.next()
-                self._clock.hear(stream, sampled.arrived)
-                return sampled
-            case Await(step):
-                response = await step.wait()
-                self._clock.hear(step, step.arrived)
-                return response
-            case Submit(tokens, position, sampling, output_rows, session):
-                course = self._course if session is None else None
-                session = session or self._session
-                begin = session._client._begin
-                return await begin(
-                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S, course
-                )
-            case Continue(tokens, sampling, further, stop_tokens):
-                stream = self._session._client._stream
-                return await stream(
-                    self._session, tokens, sampling, further, stop_tokens, self._deadline, True, BLOCK_TIMEOUT_S, self._course
-                )  # fmt: skip
-            case Reopen():
-                return await self._session.reopen()
-            case _:
-                return self._perform_now(effect)
-
-    def _perform_now(self, effect: Effect) -> Any:
-        match effect:
-            case Cancel(AsyncStream() as stream):
-                return stream.cancel()
-            case Cancel(handle):
-                withdrawn = self._session._client._channel.withdraw(handle)
-                if withdrawn:
-                    handle.settle_cancelled()
-                return withdrawn
-            case Halt(stream):
-                return stream.halt()
-            case Begin():
-                return self._session._client._begin_course(self._session, self._course, effect)
-            case Rest():
-                return self._session._client._rest(self._session, self._course, effect)
+    async def _wait_for(self, step: AsyncReply) -> Response:
+        response = await step._outcome()
+        self._clock.hear(step, step.arrived)
+        return response
 
 
 class _Loop:

@@ -5,28 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shmsched.client.collected import is_ours
-from shmsched.client.core import BLOCK_TIMEOUT_S
-from shmsched.client.generation.course import Course
-from shmsched.client.generation.effects import (
-    Await,
-    Begin,
-    Cancel,
-    Continue,
-    Effect,
-    Emit,
-    Halt,
-    Next,
-    Plan,
-    Reopen,
-    Rest,
-    Submit,
-    TokenArray,
-)
+from shmsched.client.futures import StepFuture
+from shmsched.client.generation.effects import Await, Effect, Emit, Next
 from shmsched.client.generation.outcome import Outcome
+from shmsched.client.generation.start import Start
+from shmsched.steps import Response
 
 if TYPE_CHECKING:
     from shmsched.client.session import Session
@@ -45,13 +31,8 @@ class Generation(Outcome):
     Raises what the steps fail with, and then the session stands the same way, if it is not lost.
     """
 
-    def __init__(
-        self, session: Session, course: Course, plan: Plan[None], context: TokenArray, deadline: float | None
-    ) -> None:
-        super().__init__(session, course, plan, context)
-        self._session = session
-        self._deadline = deadline
-        self._pid = os.getpid()
+    def __init__(self, session: Session, start: Start, deadline: float | None) -> None:
+        super().__init__(session, start, deadline)
         try:
             effect = self._resume()
             while effect is not None and not isinstance(effect, Await | Next | Emit):
@@ -87,10 +68,7 @@ class Generation(Outcome):
 
     def increments(self) -> Iterator[str]:
         """The text as it comes, at character boundaries, up to the stop text. Raises Unsupported without a tokenizer."""
-        stream = None if self._course.gate is not None else self._text_stream()
-        if stream is not None:
-            for token in self._course.given:
-                stream.push(token)
+        stream = self._text_so_far()
         for token in self:
             if text := self._increment(stream, token):
                 yield text
@@ -108,9 +86,7 @@ class Generation(Outcome):
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -125,47 +101,19 @@ class Generation(Outcome):
             self.close()
         else:
             closing = threading.Thread(target=self.close, name="shmsched-close")
-            self._session._closing = closing
+            self._session._guarded = closing
             closing.start()
-
-    # --- effects --------------------------------------------------------------------------------------------------------
 
     def _advance(self, effect: Effect) -> Effect | None:
         try:
             result = self._perform(effect)
         except BaseException as e:
             return self._resume(error=e)
+        if type(effect) is Next:
+            self._clock.hear(effect.stream, result.arrived)
         return self._resume(result)
 
-    def _perform(self, effect: Effect) -> Any:
-        match effect:
-            case Next(stream):
-                sampled = stream.next()
-                self._clock.hear(stream, sampled.arrived)
-                return sampled
-            case Await(step):
-                response = step.result()
-                self._clock.hear(step, step.arrived)
-                return response
-            case Submit(tokens, position, sampling, output_rows, session):
-                course = self._course if session is None else None
-                session = session or self._session
-                submit = session._client._submit
-                return submit(
-                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S, course
-                )
-            case Continue(tokens, sampling, further, stop_tokens):
-                stream = self._session._client._stream
-                return stream(
-                    self._session, tokens, sampling, further, stop_tokens, self._deadline, True, BLOCK_TIMEOUT_S, self._course
-                )  # fmt: skip
-            case Cancel(handle):
-                return handle.cancel()
-            case Halt(stream):
-                return stream.halt()
-            case Begin():
-                return self._session._client._begin_course(self._session, self._course, effect)
-            case Rest():
-                return self._session._client._rest(self._session, self._course, effect)
-            case Reopen():
-                return self._session.reopen()
+    def _wait_for(self, step: StepFuture) -> Response:
+        response = step.result()
+        self._clock.hear(step, step.arrived)
+        return response

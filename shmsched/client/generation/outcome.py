@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import concurrent.futures
 import inspect
+import os
+from abc import abstractmethod
 from typing import Any
 
+from shmsched.client.core import BLOCK_TIMEOUT_S
 from shmsched.client.generation.conclusion import leaving
-from shmsched.client.generation.course import Course, FinishReason
-from shmsched.client.generation.effects import Effect, Left, Plan, TokenArray
+from shmsched.client.generation.course import FinishReason
+from shmsched.client.generation.effects import (
+    Await,
+    Begin,
+    Cancel,
+    Continue,
+    Effect,
+    Halt,
+    Handle,
+    Left,
+    Next,
+    Reopen,
+    Rest,
+    Submit,
+)
+from shmsched.client.generation.start import Start
 from shmsched.client.generation.text_stream import TextStream
 from shmsched.client.generation.timings import Clock, Timings
-from shmsched.client.session_core import SessionCore
+from shmsched.client.submission import continued
 from shmsched.errors import ShmschedError
 from shmsched.not_copied import NotCopied
 from shmsched.saying import counted
@@ -26,14 +43,14 @@ def _given_up(error: BaseException) -> bool:
 class Outcome(NotCopied):
     """The tokens of a generation so far, and how it ended."""
 
-    def __init__(self, session: SessionCore, course: Course, plan: Plan[None], context: TokenArray) -> None:
+    def __init__(self, session: Any, start: Start, deadline: float | None) -> None:
+        self._session = session
+        self._deadline = deadline
+        self._pid = os.getpid()
         self.error: BaseException | None = None
         """Why it failed, if it did; its caller was given it too."""
-        self._course = course
-        self._plan = plan
+        self._course, self._plan, self._context = start
         self._model = session.model
-        self._standing = session
-        self._context = context
         self._clock = Clock()
         self._reason: FinishReason | None = None
         self._effect: Effect | None = None
@@ -83,6 +100,15 @@ class Outcome(NotCopied):
         state = "running" if self._reason is None else self._reason.value
         return f"<{type(self).__name__} of {self._model.name!r}, {counted(len(self._course.given), 'token')}, {state}>"
 
+    def _text_so_far(self) -> TextStream | None:
+        """What turns tokens into text, where there is no gate."""
+        if self._course.gate is not None:
+            return None
+        stream = self._text_stream()
+        for token in self._course.given:
+            stream.push(token)
+        return stream
+
     def _text_stream(self) -> TextStream:
         return TextStream(self._model.tokenizer.decode, self._context.tolist(), self._course.goes_on_with)
 
@@ -122,12 +148,58 @@ class Outcome(NotCopied):
         if inspect.getgeneratorstate(self._plan) != inspect.GEN_CLOSED:
             return self._resume(error=Left())
         # The collector finalizes what it finds together in any order, and found the plan before us.
-        self._plan = leaving(self._course, self._standing.rewinds is Rewinds.ANYWHERE)
+        self._plan = leaving(self._course, self._session.rewinds is Rewinds.ANYWHERE)
         return self._resume()
+
+    def _perform(self, effect: Effect) -> Any:
+        """Returns what it comes to; or what to await for that, where the caller is a task."""
+        if type(effect) is Next:
+            return effect.stream.take() or effect.stream.next()
+        session, client = self._session, self._session._client
+        match effect:
+            case Await(step):
+                return self._wait_for(step)
+            case Submit(tokens, position, sampling, output_rows, other):
+                course = self._course if other is None else None
+                session = other or session
+                return session._client._submit(
+                    session, tokens, position, sampling, output_rows, self._deadline, True, BLOCK_TIMEOUT_S, course
+                )
+            case Continue(tokens, sampling, further, stop_tokens):
+                submission = continued(session, tokens, sampling, further, stop_tokens, self._deadline, self._course)
+                return client._put_stream(submission, True, BLOCK_TIMEOUT_S)
+            case Cancel(handle):
+                return handle.cancel()
+            case Halt(stream):
+                return stream.halt()
+            case Begin():
+                return client._channel.under_lock(self._begin, effect)
+            case Rest():
+                return self._rest(effect)
+            case Reopen():
+                return session.reopen()
+
+    def _begin(self, begin: Begin) -> None:
+        """Raises InvalidRequest where another generation goes on, or the session has moved."""
+        self._session._client._check_usable()
+        self._session.begin(self._course, begin.position, begin.unfed)
+
+    def _rest(self, rest: Rest) -> None:
+        session, course, stream = self._session, self._course, self._session._stream
+        if session._course is course and stream is not None and not (stream.ended or stream.withdrawn):
+            # An interrupt has come before the generation knew of it.
+            if session.rewinds is Rewinds.ANYWHERE:
+                stream.cancel()
+            else:
+                stream.halt()
+        session._client._channel.under_lock(session.leave, course, rest.position, rest.unfed, rest.held)
+
+    @abstractmethod
+    def _wait_for(self, step: Handle) -> Any: ...
 
     def _end(self, reason: FinishReason) -> None:
         self._clock.note(len(self._course.sampled))
         self._reason = reason
         self._effect = None
         # Where an interrupt has come before the plan could say where the session stands.
-        self._standing.release(self._course)
+        self._session.release(self._course)
