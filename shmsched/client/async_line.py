@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 
 from shmsched.arguments import flag, seconds
-from shmsched.client.async_replies import AsyncReply, AsyncStream
-from shmsched.client.async_submitted import Place, Submitted
+from shmsched.client.async_replies import AsyncReply, AsyncStream, Place, Submitted
 from shmsched.client.one_loop import InOneLoop
 from shmsched.client.replies import Reply
 from shmsched.client.submission import Submission
