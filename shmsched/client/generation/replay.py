@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shmsched.client.generation.course import Course
-from shmsched.client.generation.effects import Plan, Reopen, Submit
+from shmsched.client.generation.effects import Await, Plan, Reopen, Submit
 from shmsched.errors import EngineDied, EngineError, EngineTimeout, SessionLost
 from shmsched.params import OutputRows
 
@@ -26,8 +26,10 @@ def replaying(course: Course, plan: Callable[[Course], Plan[None]]) -> Plan[None
                 # What had come before may still be on its way to the caller.
                 yield from course.giving()
                 yield Reopen()
+                course.step = None
                 if course.position:
-                    course.step = yield Submit(course.fed(), 0, None, OutputRows.NONE)
+                    # What follows is to find it there, and not to stand in line with it.
+                    yield Await((yield Submit(course.fed(), 0, None, OutputRows.NONE)))
             yield from plan(course)
         except LOST:
             in_a_row = 1 if len(course.sampled) > sampled else in_a_row + 1
