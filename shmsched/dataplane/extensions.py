@@ -10,7 +10,19 @@ from hashlib import sha256
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-MODULES = ("admission", "batches", "completions", "core", "ledger", "line", "queues", "rotation", "session", "step")
+MODULES = (
+    "admission",
+    "batches",
+    "completions",
+    "core",
+    "forward",
+    "ledger",
+    "line",
+    "queues",
+    "rotation",
+    "session",
+    "step",
+)
 """What Cython compiles: all of these or none. Each has a ``.pxd`` beside it."""
 SHARED = "_shmsched_dataplane"
 """One module more, for what Cython would otherwise put into each. Cython enters it without its package's name, too."""

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from shmsched.params import OutputRows
-
 CACHE_LINE = 64
-ALL_ROWS = int(OutputRows.ALL)
 
 
 def aligned(n: int) -> int:
@@ -120,11 +117,6 @@ class StepEntry(NamedTuple):
     """As SAMPLING packs it."""
     client: int
     rows_offset: int
-
-    @property
-    def n_rows(self) -> int:
-        """How many output rows the step has."""
-        return self.length if self.output_rows == ALL_ROWS else self.output_rows
 
 
 STEP = struct.Struct(f"<IIIIHH{SAMPLING.size}sQQ")

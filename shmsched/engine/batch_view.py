@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.engine.lazily import lazily
-from shmsched.engine.sampling import fault_of, sample
+from shmsched.engine.sampling import NO_TOKEN, fault_of, sample
 from shmsched.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
-
 _GIVEN = b"\1"
+_NO_TOKEN = struct.pack("<q", NO_TOKEN)
 _UNKNOWN = struct.pack("<f", math.nan)
 
 
@@ -75,27 +74,18 @@ class BatchView:
         self._raw_outputs = raw_outputs
         self._scratch: dict[int, Floats] = {}
         self._given = bytearray(n_outputs)
-        self._whole: tuple[bytes, bytes, bool] | None = None
-        """The tokens of all outputs, int32, and their log-probabilities, float32, where they were given at once; and whether
-        the vocabulary has all these tokens."""
+        self._ids = bytearray(_NO_TOKEN * n_outputs)
+        self._logprobs = bytearray(_UNKNOWN * n_outputs)
 
     @property
     def token_ids(self) -> npt.NDArray[np.int64]:
         """What was sampled, for each output; -1 where nothing was, or could be."""
-        return self._sampled[0]
+        return np.frombuffer(self._ids, np.int64)
 
     @property
     def logprobs(self) -> Floats:
         """Their log-probabilities; NaN where they are not known."""
-        return self._sampled[1]
-
-    @lazily
-    def _sampled(self) -> tuple[npt.NDArray[np.int64], Floats]:
-        if self._whole is not None:
-            ids, logprobs, _ = self._whole
-            self._whole = None
-            return np.frombuffer(ids, np.int32).astype(np.int64), np.frombuffer(logprobs, np.float32).copy()
-        return np.full(self._n_outputs, -1, np.int64), np.full(self._n_outputs, np.nan, np.float32)
+        return np.frombuffer(self._logprobs, np.float32)
 
     @property
     def rows(self) -> OutputRowViews:
@@ -114,10 +104,9 @@ class BatchView:
                 f"put_logits({k0}, array of shape {logits.shape}): wanted (n, {self.vocab_size}) within {self._n_outputs} outputs"
             )
         sampled = np.array([self._raw_rows[k0 + i] is None for i in range(n)], bool)
+        self._forget(range(k0, k0 + n))
         for i in range(n):
-            self._scratch.pop(k0 + i, None)
-            raw = self._raw_rows[k0 + i]
-            if raw is not None:
+            if (raw := self._raw_rows[k0 + i]) is not None:
                 with np.errstate(over="ignore"):
                     raw[:] = logits[i]
         # Runs of sampled rows, so that none is copied for the sake of a raw one beside it.
@@ -141,38 +130,23 @@ class BatchView:
         for k in self._raw_outputs:
             if k0 <= k < stop:
                 raise ValueError(f"set_tokens for output {k}, which asks for raw logits")
-        if self._scratch:
-            for k in [k for k in self._scratch if k0 <= k < stop]:
-                del self._scratch[k]
-        if self.unusable:
-            for k in range(k0, stop):
-                self.unusable.pop(k, None)
-        if n != self._n_outputs or not self._take_whole(ids, logprobs):
-            self.token_ids[k0:stop] = _whole_numbers(ids)
-            if logprobs is not None:
+        if self._scratch or self.unusable:
+            self._forget(range(k0, stop))
+        self._ids[8 * k0 : 8 * stop] = _packed(ids)
+        if logprobs is not None:
+            known = logprobs.tolist() if isinstance(logprobs, np.ndarray) else logprobs
+            try:
+                self._logprobs[4 * k0 : 4 * stop] = struct.pack(f"<{n}f", *known)
+            except (struct.error, OverflowError, TypeError):
                 with np.errstate(over="ignore"):
                     self.logprobs[k0:stop] = logprobs
         self._given[k0:stop] = _GIVEN * n
 
-    def _take_whole(
-        self,
-        ids: Sequence[int] | npt.NDArray[np.integer[Any]],
-        logprobs: Sequence[float] | Floats | None,
-    ) -> bool:
-        """All of them at once, as from most engines that sample: they go to the slot as they are packed here, in a fifth of
-        the time. False for what numpy must have a look at."""
-        if self._whole is not None or "_sampled" in self.__dict__:
-            return False
-        n = len(ids)
-        listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
-        known = logprobs.tolist() if isinstance(logprobs, np.ndarray) else logprobs
-        try:
-            packed_ids = struct.pack(f"<{n}i", *listed)
-            packed_logprobs = _UNKNOWN * n if known is None else struct.pack(f"<{n}f", *known)
-        except (struct.error, OverflowError, TypeError):
-            return False
-        self._whole = packed_ids, packed_logprobs, n == 0 or (min(listed) >= 0 and max(listed) < self.vocab_size)
-        return True
+    def _forget(self, outputs: Iterable[int]) -> None:
+        """These get another result."""
+        for k in outputs:
+            self._scratch.pop(k, None)
+            self.unusable.pop(k, None)
 
     def defer(self, i: int) -> None:
         """No room for ``steps[i]`` now: its tokens were not taken, and it comes again later."""
@@ -200,11 +174,11 @@ class BatchView:
         positions = self.positions[self.outputs[outputs]]
         tokens, logprobs = sample(logits, params, positions)
         self.token_ids[outputs], self.logprobs[outputs] = tokens, logprobs
-        if self.unusable or tokens.min() < 0:
-            for k, token, row in zip(outputs, tokens, logits, strict=True):
-                self.unusable.pop(k, None)
-                if token < 0:
-                    self.unusable[k] = fault_of(row)
+        self._forget(outputs)
+        if tokens.min() < 0:
+            self.unusable |= {
+                k: fault_of(row) for k, token, row in zip(outputs, tokens, logits, strict=True) if token < 0
+            }
 
     def _row(self, k: int) -> Floats:
         self._given[k] = 1
@@ -216,17 +190,20 @@ class BatchView:
         return self._scratch[k]
 
 
-def _whole_numbers(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+def _packed(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
     """Token ids as int64. Raises ValueError for what is no whole number: half a token is not the token below."""
+    # Without numpy where that is possible: between batches the other processes have the caches, and then a call into it costs 3 to
+    # 10 us, whatever it does.
+    listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
     try:
-        return np.frombuffer(struct.pack(f"<{len(ids)}q", *ids), np.int64)
+        return struct.pack(f"<{len(listed)}q", *listed)
     except struct.error:
         with np.errstate(invalid="ignore"):
             given = np.asarray(ids, np.float64)
             whole = given.astype(np.int64)
-        if not np.array_equal(whole, given):
+        if given.ndim != 1 or not np.array_equal(whole, given):
             raise ValueError(f"set_tokens: token ids must be whole numbers, not {ids!r}") from None
-        return whole
+        return whole.tobytes()
 
 
 class OutputRowViews:

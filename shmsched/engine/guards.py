@@ -10,8 +10,8 @@ import mmap
 import os
 from collections.abc import Mapping
 
-from shmsched.dataplane.layouts import ALL_ROWS, GUARD, LOGIT_SIZE, STEP
-from shmsched.engine.batch_slot import Pulled
+from shmsched.dataplane.forward import Batch
+from shmsched.dataplane.layouts import GUARD, LOGIT_SIZE
 
 WORDS = os.urandom(GUARD)
 
@@ -23,26 +23,24 @@ class WroteBeyondRows(Exception):
 class Guards:
     """The guard words of one batch. ``arenas``: the memory of each client's arena, by client."""
 
-    def __init__(self, batch: Pulled, arenas: Mapping[int, mmap.mmap], vocab_size: int) -> None:
+    def __init__(self, batch: Batch, arenas: Mapping[int, mmap.mmap], vocab_size: int) -> None:
         self._batch = batch
         self._places: list[tuple[int, mmap.mmap, int, int]] = []
-        row_size = vocab_size * LOGIT_SIZE
-        steps = STEP.iter_unpack(batch.packed)
-        for i, (_, _, length, _, output_rows, sampled, _, client, offset) in enumerate(steps):
-            arena = arenas.get(client)
-            if sampled or not output_rows or arena is None:
+        for i in sorted(batch.raw):
+            client, offset = batch.places[i]
+            if (arena := arenas.get(client)) is None:
                 continue
-            before = offset - GUARD
-            behind = offset + row_size * (length if output_rows == ALL_ROWS else output_rows)
+            before, behind = offset - GUARD, offset + batch.n_rows[i] * vocab_size * LOGIT_SIZE
             arena[before:offset] = arena[behind : behind + GUARD] = WORDS
             self._places.append((i, arena, before, behind))
 
     def check(self) -> None:
         """Raises WroteBeyondRows if any of them has changed."""
+        batch = self._batch
         for i, arena, before, behind in self._places:
             if arena[before : before + GUARD] != WORDS or arena[behind : behind + GUARD] != WORDS:
-                step = self._batch.entries()[i]
+                client, offset = batch.places[i]
                 raise WroteBeyondRows(
-                    f"it wrote beyond the rows of the step at position {step.position} in slot {step.slot}"
-                    f" ({step.length} tokens, rows at byte {step.rows_offset} of the arena of client {step.client})"
+                    f"it wrote beyond the rows of the step at position {batch.positions[i]} in slot {batch.slots[i]}"
+                    f" ({batch.lengths[i]} tokens, rows at byte {offset} of the arena of client {client})"
                 )

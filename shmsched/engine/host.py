@@ -6,25 +6,16 @@ import gc
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
-from itertools import accumulate
-from operator import add
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from shmsched import failpoints
-from shmsched.dataplane.dtypes import LOGIT
-from shmsched.dataplane.layouts import LOGIT_SIZE, BatchSlotLayout, StepEntry, StepStatus
-from shmsched.engine.batch_slot import BatchSlot, Pulled, Results
-from shmsched.engine.batch_view import BatchView, StepRow
+from shmsched.dataplane.forward import Batch, EngineSlot, Outcome, Pass
+from shmsched.dataplane.layouts import BatchSlotLayout, StepStatus
 from shmsched.engine.contract import Engine, Limits, check_complete
 from shmsched.engine.guards import Guards, WroteBeyondRows
-from shmsched.engine.outcome import BatchOutcome
-from shmsched.engine.plan import Row, gather, passes, wanted
+from shmsched.engine.pass_view import PassView, StepRows
 from shmsched.engine.stop_requests import INTERRUPTS, LEAVING, StopRequests
-from shmsched.engine.straight_view import StraightView, sampling_params
 from shmsched.engine.traces import in_one_line, in_words, say_own
 from shmsched.errors import (
     EngineFaulty,
@@ -36,14 +27,11 @@ from shmsched.errors import (
     error_of,
 )
 from shmsched.memory.segment import Segment
-from shmsched.params import SamplingParams
 from shmsched.saying import say_trace
 from shmsched.wire import frames
 from shmsched.wire.engine_frames import pack_done
 from shmsched.wire.link import Link
 from shmsched.wire.socket_path import default_socket
-
-Floats = npt.NDArray[np.float32]
 
 
 def serve(
@@ -75,11 +63,12 @@ class EngineHost:
         self._requests = requests or StopRequests()
         self._link = link
         self._spec = spec
-        self._slots: list[BatchSlot] = []
+        self._slots: list[EngineSlot] = []
         self._arenas: dict[int, mmap.mmap] = {}
         self._unmapped: dict[int, str] = {}
         """Clients whose arena could not be mapped, and why: what they want in it cannot be run, and the others' can."""
         self._lengths: dict[int, int] = {}
+        self._rows = StepRows()
         self._answered: tuple[int, bytes] = (0, b"")
         """The last batch, if each of its steps was done, and the tokens sampled in it: what a batch that follows it goes on with."""
 
@@ -149,7 +138,7 @@ class EngineHost:
                     segment.close_descriptor()
                     view = memoryview(segment.buffer)
                     self._slots = [
-                        BatchSlot(view[i * layout.size : (i + 1) * layout.size], layout) for i in range(message.slots)
+                        EngineSlot(view[i * layout.size : (i + 1) * layout.size], layout) for i in range(message.slots)
                     ]
                     failpoints.hit("engine.attached")
                     return limits
@@ -163,8 +152,10 @@ class EngineHost:
 
     def _handle(self, message: Any) -> None:
         if type(message) is frames.Work:
-            of_work = self._slots[message.slot]
-            self._work(message.batch, of_work.pull(message.batch), of_work)
+            holds = self._slots[message.slot]
+            batch = holds.pull(message.batch)
+            failpoints.hit("engine.batch.pulled")
+            self._work(message.batch, batch, holds)
             return
         if type(message) is frames.Follow:
             self._follow(message)
@@ -228,26 +219,23 @@ class EngineHost:
     def _follow(self, message: frames.Follow) -> None:
         """Go on from the last batch, as was arranged while that one ran."""
         failpoints.hit("engine.follow.received")
-        number, answers = self._answered
+        number, ids = self._answered
         slot = self._slots[message.slot]
         batch = slot.pull(message.batch)
+        failpoints.hit("engine.batch.pulled")
         if number != message.follows:
             self._link.send(frames.Skipped(message.batch))
             return
-        batch.follow(answers)
+        batch.follow(ids)
         self._work(message.batch, batch, slot)
 
-    def _work(self, number: int, batch: Pulled, slot: BatchSlot) -> None:
-        """Run the batch that lay in ``slot``, put the results there, and say so."""
+    def _work(self, number: int, batch: Batch, slot: EngineSlot) -> None:
+        """Run the batch that lay in ``slot``, put there what became of it, and say so."""
         self._answered = 0, b""
-        guards: Guards | None = None
-        vocab_size = self._engine.info.vocab_size
+        guards = Guards(batch, self._arenas, self._engine.info.vocab_size) if batch.raw else None
+        outcome = Outcome(batch)
         try:
-            straight = not self._unmapped
-            view = StraightView.of(batch, self._lengths, self._arenas, vocab_size) if straight else None
-            if view is None or view.wants_raw:
-                guards = Guards(batch, self._arenas, vocab_size)
-            results = self._run_passes(batch) if view is None else self._run_straight(view, batch)
+            self._run(batch, outcome)
         except LEAVING:
             raise
         except BaseException as e:
@@ -258,142 +246,83 @@ class EngineHost:
             return
         if guards is not None:
             guards.check()
-        slot.write(results)
-        if results.all_done:
-            self._answered = number, results.ids
-        done = pack_done(number, results.messages)
+        failpoints.hit("engine.logits.written")
+        slot.put(outcome)
+        if outcome.all_done():
+            self._answered = number, outcome.ids
+        done = pack_done(number, outcome.said())
         failpoints.hit("engine.results.written")
         failpoints.hit("engine.done.half_sent", self._link.send_half, done)
         self._link.send_packed(done)
         failpoints.hit("engine.done.sent")
 
-    def _run_straight(self, view: StraightView, batch: Pulled) -> Results:
-        """What ``_run_passes`` does, for a batch that is one pass as it stands, as most are: at 32 decodes, with a chunk of a prompt
-        or without, in a tenth of the time."""
-        self._engine.forward(view)
-        results = view.results()
-        if results is None:
-            entries = batch.entries()
-            outcome = BatchOutcome(entries)
-            rows = [Row(entry.slot, entry.position, [i], entry.length) for i, entry in enumerate(entries)]
-            self._settle(view, rows, view.owners, [0] * len(view.owners), entries, outcome)
-            return outcome.results()
-        # Each session stood where its step begins.
-        self._lengths.update(zip(batch.slots, map(add, batch.positions, batch.lengths), strict=True))
-        return results
+    def _run(self, batch: Batch, outcome: Outcome) -> None:
+        if batch.is_one_pass(self._lengths) and not self._unmapped:
+            self._run_pass(Pass(batch, None), outcome)
+            return
+        for rows in batch.passes(self._fail_unmapped(batch, outcome)):
+            if placed := [row for row in rows if self._place(batch, row, outcome)]:
+                self._run_pass(Pass(batch, placed), outcome)
 
-    def _run_passes(self, batch: Pulled) -> Results:
-        entries = batch.entries()
-        outcome = BatchOutcome(entries)
-        left_out = self._fail_unmapped(entries, outcome) if self._unmapped else ()
-        for rows in passes(entries, left_out):
-            self._run_pass(rows, entries, batch.tokens, outcome)
-        return outcome.results()
-
-    def _fail_unmapped(self, entries: list[StepEntry], outcome: BatchOutcome) -> set[int]:
+    def _fail_unmapped(self, batch: Batch, outcome: Outcome) -> set[int]:
         """Fail the steps whose rows lie where the host cannot write, and what comes after each in its session."""
         ended: dict[int, str] = {}
         failed = set()
-        for i, entry in enumerate(entries):
-            why = ended.get(entry.slot)
-            if why is None and entry.n_rows and not entry.sampled:
-                why = self._unmapped.get(entry.client)
+        for i, slot in enumerate(batch.slots):
+            why = ended.get(slot)
+            if why is None and i in batch.raw:
+                why = self._unmapped.get(batch.places[i][0])
             if why is not None:
-                ended[entry.slot] = why
-                outcome.fail_step(i, why, StepStatus.NO_ARENA)
+                ended[slot] = why
+                outcome.settle(i, StepStatus.NO_ARENA, why)
                 failed.add(i)
         return failed
 
-    def _run_pass(
-        self, rows: list[Row], entries: list[StepEntry], tokens: npt.NDArray[np.int32], outcome: BatchOutcome
-    ) -> None:
-        rows = [row for row in rows if self._place(row, outcome)]
-        if not rows:
-            return
-        flat, positions = gather(rows, entries, tokens)
-        outputs, owners, within = wanted(rows, entries)
-        starts = accumulate((row.length for row in rows), initial=0)
-        view = BatchView(
-            flat,
-            positions,
-            [StepRow(row.slot, start, row.length) for row, start in zip(rows, starts, strict=False)],
-            np.array(outputs, np.int32),
-            [_sampling(entries[i]) for i in owners],
-            [self._raw_row(entries[i], r) for i, r in zip(owners, within, strict=True)],
-            self._engine.info.vocab_size,
-        )
-        self._engine.forward(view)
-        self._settle(view, rows, owners, within, entries, outcome)
-
-    def _settle(
-        self,
-        view: BatchView,
-        rows: list[Row],
-        owners: Sequence[int],
-        within: Sequence[int],
-        entries: list[StepEntry],
-        outcome: BatchOutcome,
-    ) -> None:
-        """Note what the engine made of each row, and of each output: row ``within[k]`` of step ``owners[k]``."""
-        missing = set(view.finish())
-        for i, row in enumerate(rows):
-            if i in view.failed:
-                outcome.fail(row, view.failed[i])
-            elif i in view.deferred:
-                outcome.defer(row)
-            else:
-                self._lengths[row.slot] = row.end
-                outcome.done(row)
-        for k, (i, r) in enumerate(zip(owners, within, strict=True)):
-            if outcome.statuses[i] != StepStatus.DONE:
-                continue
-            if k in missing:
-                self._spoil(entries, outcome, i, f"the engine gave no result for row {r} of this step")
-            elif k in view.unusable:
-                at = entries[i].position + entries[i].length - entries[i].n_rows + r
-                self._spoil(entries, outcome, i, f"row {r} of its logits, for position {at}, has {view.unusable[k]}")
-            elif entries[i].sampled:
-                token = int(view.token_ids[k])
-                if not 0 <= token < self._engine.info.vocab_size:
-                    vocab_size = self._engine.info.vocab_size
-                    self._spoil(entries, outcome, i, f"the engine gave token {token}; the vocabulary has {vocab_size}")
-                    continue
-                outcome.set_token(i, r, token, float(view.logprobs[k]))
-
-    def _spoil(self, entries: list[StepEntry], outcome: BatchOutcome, i: int, message: str) -> None:
-        """Step ``i`` fails, of which the engine has taken the tokens."""
-        lost = not self._rewinds().reach(entries[i].position)
-        outcome.fail_step(i, message, StepStatus.SPOILT if lost else StepStatus.FAILED)
-
-    def _place(self, row: Row, outcome: BatchOutcome) -> bool:
+    def _place(self, batch: Batch, row: list[int], outcome: Outcome) -> bool:
         """Bring the session to where the row starts. False if it cannot run in this pass."""
-        if (before := outcome.stopped.get(row.slot)) is not None:
+        slot, position = batch.slots[row[0]], batch.positions[row[0]]
+        if (before := outcome.stopped.get(slot)) is not None:
             # An earlier row of this session did not run, so this one has nothing to stand on.
-            outcome.like(row, before)
+            outcome.stop(slot, row, outcome.statuses[before], outcome.messages.get(before))
             return False
-        length = self._lengths.get(row.slot)
-        if length is None or row.position > length:
-            outcome.fail(row, f"the step starts at position {row.position}; slot {row.slot} holds {length or 0} tokens")
+        length = self._lengths.get(slot)
+        if length is None or position > length:
+            why = f"the step starts at position {position}; slot {slot} holds {length or 0} tokens"
+            outcome.stop(slot, row, StepStatus.FAILED, why)
             return False
-        if row.position < length:
+        if position < length:
             try:
-                self._engine.rewind(row.slot, row.position)
+                self._engine.rewind(slot, position)
             except LEAVING:
                 raise
             except BaseException as e:
-                what = f"cannot rewind from {length} to {row.position}: {in_words(e)}"
-                outcome.fail(row, f"{what}. If it never can, open another session and prefill again")
+                why = f"cannot rewind from {length} to {position}: {in_words(e)}"
+                why = f"{why}. If it never can, open another session and prefill again"
+                outcome.stop(slot, row, StepStatus.FAILED, why)
                 return False
-            self._lengths[row.slot] = row.position
+            self._lengths[slot] = position
         return True
 
-    def _raw_row(self, entry: StepEntry, r: int) -> Floats | None:
-        if entry.sampled:
-            return None
-        vocab = self._engine.info.vocab_size
-        at = entry.rows_offset + r * vocab * LOGIT_SIZE
-        return np.frombuffer(self._arenas[entry.client], LOGIT, vocab, at)
+    def _run_pass(self, this: Pass, outcome: Outcome) -> None:
+        view = PassView(this, self._rows.of(this), self._arenas, self._engine.info.vocab_size)
+        self._engine.forward(view)
+        ids, logprobs, wrong = view.results()
+        this.advance(self._lengths)
+        outcome.done(this, ids, logprobs)
+        if wrong or view.failed or view.deferred:
+            self._take_back(this, view, wrong, outcome)
 
-
-def _sampling(entry: StepEntry) -> SamplingParams | None:
-    return sampling_params(entry.sampling) if entry.sampled else None
+    def _take_back(self, this: Pass, view: PassView, wrong: dict[int, str], outcome: Outcome) -> None:
+        """Not all of it is done: rows were deferred or failed, or outputs have no result."""
+        for row in sorted(view.failed.keys() | view.deferred):
+            slot, message = this.slots[row], view.failed.get(row)
+            self._lengths[slot] = this.positions[row]
+            status = StepStatus.DEFERRED if message is None else StepStatus.FAILED
+            outcome.stop(slot, this.steps_of(row), status, message)
+        _, owners, _ = this.outputs()
+        for k, why in wrong.items():
+            i = owners[k]
+            if outcome.statuses[i] == StepStatus.DONE:
+                # The engine has taken its tokens.
+                lost = not self._rewinds().reach(this.batch.positions[i])
+                outcome.settle(i, StepStatus.SPOILT if lost else StepStatus.FAILED, why)
