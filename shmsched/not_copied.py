@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, NoReturn
 
 
+def not_copied(self: object) -> NoReturn:
+    """The ``__reduce__`` of what has its place among other things of this process."""
+    raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: others of this process refer to it")
+
+
 class NotCopied:
     """``pickle``, ``copy`` and whatever is built on them (spawned processes, joblib, Dask) are refused with what to do instead."""
 

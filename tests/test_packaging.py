@@ -165,6 +165,32 @@ def test_imports_go_downwards(module: str) -> None:
             assert other in OF_ENGINE_FOR_CLIENTS, f"{module} imports {other}"
 
 
+IN_CIRCLES = {
+    "shmsched.client.async_client",
+    "shmsched.client.async_session",
+    "shmsched.client.client",
+    "shmsched.client.generation",
+    "shmsched.client.generation.async_generation",
+    "shmsched.client.generation.generation",
+    "shmsched.client.session",
+}
+"""A session makes its generations and forks, and these know their session. Whoever comes out of it leaves this list."""
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    """Imports within functions and for type checking count."""
+    down = {module: set(imported(path, module)) - {module} for module, path in MODULES.items()}
+    up: dict[str, set[str]] = {module: set() for module in MODULES}
+    for module, others in down.items():
+        for other in others & MODULES.keys():
+            up[other].add(module)
+    left = set(MODULES)
+    # Whoever imports nobody that is left, or is imported by nobody, is in no circle.
+    while outside := {module for module in left if not down[module] & left or not up[module] & left}:
+        left -= outside
+    assert left <= IN_CIRCLES, sorted(left - IN_CIRCLES)
+
+
 def test_the_check_of_imports_sees_all_forms(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text(

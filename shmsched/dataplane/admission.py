@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched import failpoints
 from shmsched.dataplane.core import Core
@@ -11,6 +11,7 @@ from shmsched.dataplane.descriptors import MAX_STOP_TOKENS, WANTED, StepFlags
 from shmsched.dataplane.layouts import CACHE_LINE, GUARD, LOGIT_SIZE, SAMPLING
 from shmsched.dataplane.session import SPEC, ClientPort, EnginePort, Generation, Session, SessionState, StepSpec
 from shmsched.errors import ErrorCode, InvalidRequest, ProtocolError
+from shmsched.not_copied import not_copied
 from shmsched.params import OutputRows, SamplingParams
 
 OPEN = SessionState.OPEN
@@ -36,6 +37,7 @@ class Admission:
     """Takes the steps out of what clients send."""
 
     __slots__ = ("core",)
+    __reduce__ = not_copied
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -187,9 +189,6 @@ class Admission:
         # A step has no more results than tokens, or one. Counting what they really are takes long, and is hardly ever needed.
         if n_results + n_steps + n_tokens > capacity and n_results + _results_of(frame) > capacity:
             raise ProtocolError(f"more than {capacity} sampled tokens are outstanding")
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a daemon's admission cannot be copied or pickled")
 
 
 def _invalid(message: str) -> Rejected:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched import failpoints
 from shmsched.dataplane.layouts import HEADER, BatchSlotLayout, StepStatus
 from shmsched.dataplane.session import SPEC, Session, Step
 from shmsched.dataplane.step import StepState
+from shmsched.not_copied import not_copied
 
 BATCH_SLOTS = 2
 """One for the batch that runs, one for what follows it. Both are in flight together and numbered one after the other, so batch ``n``
@@ -33,6 +34,7 @@ class Batch:
         "answered", "came", "followers", "generates", "given", "ids", "logprobs", "messages", "n_decodes", "n_results", "n_tokens",
         "number", "places", "raw", "size", "started", "statuses", "steps",
     )  # fmt: skip
+    __reduce__ = not_copied
 
     def __init__(self, number: int, steps: list[Any], started: float) -> None:
         self.number = number
@@ -88,15 +90,13 @@ class Batch:
             logprobs = [logprobs[place] for place in places]
         self.statuses, self.ids, self.logprobs, self.messages = statuses, ids, logprobs, messages
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch cannot be copied or pickled: an engine runs it")
-
 
 class Following:
     """The decodes that an engine was told to go on with once it has finished its batch: steps only from then on, if they still are
     to come. Whose generation has ended meanwhile is in the engine's batch, and nothing comes of it."""
 
     __slots__ = ("after", "deadline", "number", "sessions")
+    __reduce__ = not_copied
 
     def __init__(self, number: int, after: list[int], sessions: list[Session], deadline: float) -> None:
         self.number = number
@@ -117,14 +117,12 @@ class Following:
             batch.places = places
         return batch
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("what follows a batch cannot be copied or pickled: an engine runs it")
-
 
 class BatchSlot:
     """The scheduler's side of one batch slot. It belongs to the engine from Work to Done."""
 
     __slots__ = ("buffer", "ids", "logprobs", "statuses_at", "steps_at", "tokens_at", "vocab_size")
+    __reduce__ = not_copied
 
     def __init__(self, buffer: memoryview, max_tokens: int, vocab_size: int) -> None:
         layout = BatchSlotLayout(max_tokens)
@@ -215,14 +213,12 @@ class BatchSlot:
                         raise ValueError(f"token {token} is outside the vocabulary of {self.vocab_size}")
             at += n
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch slot cannot be copied or pickled: it is memory shared with an engine")
-
 
 class BatchesInFlight:
     """The batches of one incarnation of an engine, numbered from 1 on."""
 
     __slots__ = ("following", "given", "given_ahead", "max_decodes", "running", "slots")
+    __reduce__ = not_copied
 
     def __init__(self, buffer: memoryview, max_decodes: int, max_tokens: int, vocab_size: int) -> None:
         """``buffer``: the engine's segment."""
@@ -314,6 +310,3 @@ class BatchesInFlight:
         batch, self.running, self.following = self.running, None, None
         self.slots.clear()
         return batch
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("batches cannot be copied or pickled: an engine runs them")

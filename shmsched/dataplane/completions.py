@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched import failpoints
 from shmsched.dataplane.batches import DONE, Batch
@@ -13,6 +13,7 @@ from shmsched.dataplane.layouts import RECORD, RESULT, RecordKind
 from shmsched.dataplane.session import ClientPort, Session, Step
 from shmsched.dataplane.step import StepState
 from shmsched.errors import ErrorCode
+from shmsched.not_copied import not_copied
 
 TOKEN, TOKENS, LOGITS = int(RecordKind.TOKEN), int(RecordKind.TOKENS), int(RecordKind.LOGITS)
 
@@ -21,6 +22,7 @@ class Completions:
     """Completes, fails and cancels steps: ledger, queue, session and client, in that order, each once."""
 
     __slots__ = ("core",)
+    __reduce__ = not_copied
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -143,6 +145,3 @@ class Completions:
                 client.tell_failed(code, message, requests, rows_held)
             except Exception as e:
                 client.blame(e)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a daemon's completions cannot be copied or pickled")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched.dataplane.ledger import Ledger
 from shmsched.dataplane.session import EnginePort
+from shmsched.not_copied import not_copied
 
 
 class Core:
     """The ledger, numbers, the clock, and who is to be seen to at the end of this turn."""
 
     __slots__ = ("clock", "ledger", "numbers", "touched_clients", "touched_engines", "watch")
+    __reduce__ = not_copied
 
     def __init__(self, clock: Any, watch: Callable[[Any], None]) -> None:
         """``clock``: the daemon's. ``watch``: called with each queued step that has a deadline."""
@@ -33,6 +35,3 @@ class Core:
         if engine.linger.minds:
             engine.linger.came_back([step.session.number for step in steps], now)
         self.touched_engines.add(engine)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a daemon's core cannot be copied or pickled")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched.dataplane.step import QueuedStep, StepState
+from shmsched.not_copied import not_copied
 
 QUEUED, IN_FLIGHT = StepState.QUEUED, StepState.IN_FLIGHT
 COMPLETED, FAILED, CANCELLED = StepState.COMPLETED, StepState.FAILED, StepState.CANCELLED
@@ -38,6 +39,7 @@ class Ledger:
     """
 
     __slots__ = ("cancelled", "completed", "failed", "ignored", "in_flight", "queued", "submitted")
+    __reduce__ = not_copied
 
     def __init__(self) -> None:
         self.submitted = 0
@@ -135,6 +137,3 @@ class Ledger:
             return False
         step.state = outcome
         return True
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a ledger cannot be copied or pickled: its counts are of steps that live here; see counts()")

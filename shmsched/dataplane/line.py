@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import NoReturn
 
 from shmsched.dataplane import marks
 from shmsched.dataplane.step import QueuedStep
+from shmsched.not_copied import not_copied
 
 
 class Line:
@@ -18,6 +18,7 @@ class Line:
     """
 
     __slots__ = ("first", "heap", "last", "late", "n")
+    __reduce__ = not_copied
 
     def __init__(self) -> None:
         self.first: QueuedStep | None = None
@@ -137,6 +138,3 @@ class Line:
                 return step
             heappop(heap)
         return None
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a line cannot be copied or pickled: its steps are linked into it")

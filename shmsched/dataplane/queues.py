@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from operator import attrgetter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from shmsched.dataplane import marks
 from shmsched.dataplane.line import Line
 from shmsched.dataplane.rotation import Rotation
 from shmsched.dataplane.step import Lane, QueuedStep
+from shmsched.not_copied import not_copied
 
 B = TypeVar("B")
 FEWEST_VACANCIES = 1024
@@ -32,6 +33,7 @@ class StepQueues:
         "alone", "chunk_lanes", "decode_lanes", "exclusive", "first_rank", "last_rank", "line", "max_decodes", "max_tokens", "queued",
         "queued_chunks", "rotation", "vacancies",
     )  # fmt: skip
+    __reduce__ = not_copied
 
     def __init__(self, max_decodes: int, max_tokens: int, exclusive_sessions: bool = False) -> None:
         self.max_decodes = max_decodes
@@ -302,9 +304,6 @@ class StepQueues:
         while lane is not None:
             self._end_vacancy(lane)
             lane = self.rotation.first_from(0, marks.NOTHING)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("queues cannot be copied or pickled: their steps are linked into them")
 
 
 def _as_it_is(steps: list[Any]) -> list[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from shmsched.dataplane import marks
 from shmsched.dataplane.step import Lane
+from shmsched.not_copied import not_copied
 
 
 class Rotation:
@@ -17,6 +16,7 @@ class Rotation:
     """
 
     __slots__ = ("at", "front", "half", "next", "sizes")
+    __reduce__ = not_copied
 
     def __init__(self) -> None:
         self._lay_out([], [])
@@ -108,6 +108,3 @@ class Rotation:
         self.half = half
         self.front = 0
         self.next = n
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a rotation cannot be copied or pickled: its lanes know their places in it")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched.dataplane.layouts import RECORD, RESULT, SAMPLING, STREAMED, ClientLayout
 from shmsched.dataplane.queues import StepQueues
 from shmsched.dataplane.rings import RecordRing, TokenReader
 from shmsched.dataplane.step import QueuedStep, StepState
 from shmsched.errors import ErrorCode, ProtocolError
+from shmsched.not_copied import not_copied
 from shmsched.saying import say_trace
 
 QUEUED = StepState.QUEUED
@@ -35,20 +36,19 @@ class Generation:
     """Decodes that the scheduler queues by itself, each with the token that the one before it gave."""
 
     __slots__ = ("further", "stop_tokens")
+    __reduce__ = not_copied
 
     def __init__(self, further: int, stop_tokens: frozenset[int]) -> None:
         self.further = further
         """How many may still follow."""
         self.stop_tokens = stop_tokens
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a generation cannot be copied or pickled: its steps count down what may follow")
-
 
 class StepSpec:
     """What is wanted of a step. Steps that want the same share it: nearly all of a client's."""
 
     __slots__ = ("deadline", "entry", "generation", "more", "output_rows", "rows_offset", "sampled", "wrong")
+    __reduce__ = not_copied
 
     def __init__(
         self,
@@ -77,14 +77,12 @@ class StepSpec:
         self.wrong = wrong
         """Why no step can want this, or nothing."""
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a step's spec cannot be copied or pickled")
-
 
 class Step(QueuedStep):
     """A step as the daemon holds it: copied out of the client's memory and validated. ``Session.add`` makes it."""
 
     __slots__ = ("entered", "n_rows", "position", "request", "spec", "tokens")
+    __reduce__ = not_copied
 
     session: Session
     entered: float
@@ -116,9 +114,6 @@ class Step(QueuedStep):
         """How many rows of the client's arena it holds."""
         return 0 if self.spec.sampled else self.n_rows
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a step cannot be copied or pickled: it has a place in its session and its queues")
-
 
 class Session:
     """One sequence's state in one engine. ``number`` is the daemon's; ``client_id`` is the client's own and only echoed."""
@@ -127,6 +122,7 @@ class Session:
         "client", "client_id", "cut_off", "engine", "model", "next_position", "number", "options", "outstanding", "patient", "slot",
         "state",
     )  # fmt: skip
+    __reduce__ = not_copied
 
     def __init__(self, number: int, client: Any, client_id: int, model: str, options: bytes) -> None:
         self.number = number
@@ -180,14 +176,12 @@ class Session:
         self.outstanding[number] = step
         return step
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a session cannot be copied or pickled: its steps are in queues and engines")
-
 
 class EnginePort:
     """One incarnation of an engine: what it takes, and what is queued for it."""
 
     __slots__ = ("linger", "max_chunk", "max_session_tokens", "model", "queues", "rewinds", "vocab_size")
+    __reduce__ = not_copied
 
     def __init__(
         self, model: str, vocab_size: int, max_session_tokens: int, max_chunk: int, rewinds: Any, queues: StepQueues, linger: Any
@@ -203,9 +197,6 @@ class EnginePort:
         self.linger = linger
         """Who is expected back."""
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an engine's port cannot be copied or pickled")
-
 
 class ClientPort:
     """One client: what it holds, and its segment. ``number`` is the daemon's own and never used again."""
@@ -214,6 +205,7 @@ class ClientPort:
         "answers", "arena", "awaited", "blame", "closed", "last_request", "number", "outstanding", "outstanding_results", "records",
         "results", "ring", "sessions", "specs", "stream", "stream_read", "token_answers", "unstreamed",
     )  # fmt: skip
+    __reduce__ = not_copied
 
     def __init__(self, number: int, view: memoryview, layout: ClientLayout) -> None:
         """``view``: its segment."""
@@ -291,6 +283,3 @@ class ClientPort:
         self.arena = None
         self.unstreamed.clear()
         self.ring = self.records = self.results = self.stream = None  # type: ignore[assignment]
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a client's port cannot be copied or pickled: it is one side of a connection")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from shmsched.dataplane import marks
+from shmsched.not_copied import not_copied
 
 
 class StepState(Enum):
@@ -27,6 +28,7 @@ class QueuedStep:
     """
 
     __slots__ = ("after", "ahead", "before", "behind", "lane", "n_tokens", "number", "rank", "session", "spot", "state")
+    __reduce__ = not_copied
 
     number: Any
     """Whatever its owner calls it; nothing here reads it."""
@@ -55,9 +57,6 @@ class QueuedStep:
         self.lane = None
         self.spot = marks.NOWHERE
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a step cannot be copied or pickled: it has a place in its queues")
-
 
 class Lane:
     """A list of steps of one session, in order of rank, linked through the steps themselves.
@@ -67,6 +66,7 @@ class Lane:
     """
 
     __slots__ = ("head", "last_chunk", "n_chunks", "place", "session", "tail", "vacated")
+    __reduce__ = not_copied
 
     def __init__(self, session: Hashable) -> None:
         self.session = session
@@ -137,6 +137,3 @@ class Lane:
         if head is None or self.n_chunks == 0:
             return marks.NOTHING
         return marks.NEVER if head.n_tokens == 1 else head.n_tokens
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a lane cannot be copied or pickled: its steps are linked into it")
