@@ -4,8 +4,10 @@ from shmsched.dataplane.session cimport Generation, Session, Step, StepSpec
 
 
 cdef class Batch:
+    cdef public list after
     cdef public long long answered
     cdef public list came
+    cdef public double deadline
     cdef public dict followers
     cdef public bint generates
     cdef public list given
@@ -23,19 +25,12 @@ cdef class Batch:
     cdef public bytes statuses
     cdef public list steps
 
+    @cython.locals(after=list, places=list, place="long long")
+    cpdef begin(self, dict followers, double now)
+
     cpdef long long n_results_of(self, long long at) except -1
 
     cpdef take_answers(self, bytes statuses, list ids, list logprobs, messages)
-
-
-cdef class Following:
-    cdef public list after
-    cdef public double deadline
-    cdef public unsigned long long number
-    cdef public list sessions
-
-    @cython.locals(batch=Batch)
-    cpdef Batch begin(self, dict followers, double now)
 
 
 cdef class BatchSlot:
@@ -66,7 +61,7 @@ cdef class BatchSlot:
 
 
 cdef class BatchesInFlight:
-    cdef public Following following
+    cdef public Batch following
     cdef public unsigned long long given
     cdef public unsigned long long given_ahead
     cdef public long long max_decodes
@@ -76,7 +71,7 @@ cdef class BatchesInFlight:
     @cython.locals(batch=Batch, slot=BatchSlot)
     cpdef Batch give(self, double now, list steps)
 
-    @cython.locals(after=list, steps=list, k="long long", step=Step, generation=Generation, room="long long", number="unsigned long long")
+    @cython.locals(following=Batch, after=list, steps=list, k="long long", step=Step, generation=Generation, room="long long", slot=BatchSlot)
     cpdef give_ahead(self, Batch batch)
 
     @cython.locals(batch=Batch)
@@ -86,6 +81,7 @@ cdef class BatchesInFlight:
 
     cpdef bint read(self, Batch batch, messages) except -1
 
+    @cython.locals(batch=Batch)
     cpdef list go_on(self, dict followers, double now)
 
     cpdef Batch clear(self)

@@ -31,8 +31,8 @@ class Batch:
     """Steps that an engine runs. ``number`` counts within this incarnation of the engine."""
 
     __slots__ = (
-        "answered", "came", "followers", "generates", "given", "ids", "logprobs", "messages", "n_decodes", "n_results", "n_tokens",
-        "number", "places", "raw", "size", "started", "statuses", "steps",
+        "after", "answered", "came", "deadline", "followers", "generates", "given", "ids", "logprobs", "messages", "n_decodes",
+        "n_results", "n_tokens", "number", "places", "raw", "size", "started", "statuses", "steps",
     )  # fmt: skip
     __reduce__ = not_copied
 
@@ -43,6 +43,12 @@ class Batch:
         self.started = started
         self.size = len(steps)
         """How many steps the engine was given."""
+        # What an engine is told to go on with once it has finished its batch: decodes, which are steps only from then on, if they
+        # still are to come. Whose generation has ended meanwhile is in the engine's batch, and nothing comes of it.
+        self.after: list[int] = []
+        """Which steps of the batch before they come after."""
+        self.deadline = math.inf
+        """The first of theirs."""
         self.given: list[Session] | None = None
         """The sessions whose steps the engine was given, where some of them are none any more."""
         self.places: list[int] | None = None
@@ -73,6 +79,16 @@ class Batch:
         """Those that the engine was given a step of."""
         return [step.session for step in self.steps] if self.given is None else self.given
 
+    def begin(self, followers: dict[int, Step], now: float) -> None:
+        """The batch before has ended, and the engine runs this one, with these ``followers`` of its steps."""
+        after = self.after
+        places = [place for place in range(len(after)) if after[place] in followers]
+        self.steps = [followers[after[place]] for place in places]
+        self.started = now
+        self.n_tokens = self.n_decodes = len(places)
+        if len(places) < self.size:
+            self.places = places
+
     def n_results_of(self, at: int) -> int:
         """How many sampled tokens answer one of the steps that the engine was given."""
         return 1 if self.given is not None else self.steps[at].n_results
@@ -89,33 +105,6 @@ class Batch:
             ids = [ids[place] for place in places]
             logprobs = [logprobs[place] for place in places]
         self.statuses, self.ids, self.logprobs, self.messages = statuses, ids, logprobs, messages
-
-
-class Following:
-    """The decodes that an engine was told to go on with once it has finished its batch: steps only from then on, if they still are
-    to come. Whose generation has ended meanwhile is in the engine's batch, and nothing comes of it."""
-
-    __slots__ = ("after", "deadline", "number", "sessions")
-    __reduce__ = not_copied
-
-    def __init__(self, number: int, after: list[int], sessions: list[Session], deadline: float) -> None:
-        self.number = number
-        self.after = after
-        """Which steps of the batch that runs they come after."""
-        self.sessions = sessions
-        self.deadline = deadline
-        """The first of theirs."""
-
-    def begin(self, followers: dict[int, Step], now: float) -> Batch:
-        """``followers``: what comes after the steps of the batch that has ended. The engine runs these by now."""
-        places = [place for place, k in enumerate(self.after) if k in followers]
-        batch = Batch(self.number, [followers[self.after[place]] for place in places], now)
-        batch.n_tokens = batch.n_decodes = len(places)
-        batch.size = batch.n_results = len(self.after)
-        batch.given = self.sessions
-        if len(places) < len(self.after):
-            batch.places = places
-        return batch
 
 
 class BatchSlot:
@@ -226,7 +215,7 @@ class BatchesInFlight:
         self.slots = [BatchSlot(buffer[i * size : (i + 1) * size], max_tokens, vocab_size) for i in range(BATCH_SLOTS)]
         self.max_decodes = max_decodes
         self.running: Batch | None = None
-        self.following: Following | None = None
+        self.following: Batch | None = None
         """Only while one runs."""
         self.given = 0
         """How many batches so far,"""
@@ -249,9 +238,8 @@ class BatchesInFlight:
         something follows already, or all end with this batch, or a client does not keep up."""
         if self.following is not None:
             return None
-        after: list[int] = []
-        steps: list[Step] = []
-        deadline = math.inf
+        following = Batch(self.given + 1, [], 0.0)
+        after, steps = following.after, []
         rooms: dict[Any, int] = {}
         for k, step in enumerate(batch.steps):
             generation = step.spec.generation
@@ -268,17 +256,20 @@ class BatchesInFlight:
                 after.append(k)
                 steps.append(step)
                 if step.spec.deadline:
-                    deadline = min(deadline, step.spec.deadline)
+                    following.deadline = min(following.deadline, step.spec.deadline)
         # Chunks of prompts are followed by decodes, of which a batch may hold fewer.
         if not 0 < len(steps) <= self.max_decodes:
             return None
-        self.given = number = self.given + 1
+        following.size = following.n_results = len(after)
+        following.given = [step.session for step in steps]
+        self.given = following.number
         self.given_ahead += 1
-        self.following = Following(number, after, [step.session for step in steps], deadline)
+        self.following = following
         places = after if batch.places is None else [batch.places[k] for k in after]
-        self.slots[number % BATCH_SLOTS].write_following(number, steps, places)
+        slot: BatchSlot = self.slots[following.number % BATCH_SLOTS]
+        slot.write_following(following.number, steps, places)
         failpoints.hit("daemon.follow.written")
-        return number
+        return following.number
 
     def take_back(self, number: int) -> Batch | None:
         """The engine has answered batch ``number``. None if it does not run that one."""
@@ -300,10 +291,10 @@ class BatchesInFlight:
     def go_on(self, followers: dict[int, Step], now: float) -> list[Any]:
         """A batch has ended, and the engine has begun what follows it, with ``followers``: what comes after the steps of that one,
         or nothing where the engine skips it. Returns those that it runs."""
-        assert self.following is not None
-        self.running = self.following.begin(followers, now)
-        self.following = None
-        return self.running.steps
+        batch, self.running, self.following = self.following, self.following, None
+        assert batch is not None
+        batch.begin(followers, now)
+        return batch.steps
 
     def clear(self) -> Batch | None:
         """The engine is dead. Returns what it ran; its memory may go."""
