@@ -8,6 +8,8 @@ from functools import partial
 
 from shmsched import failpoints
 from shmsched.daemon.client_link import ClientLink
+from shmsched.daemon.config import DaemonConfig
+from shmsched.daemon.connections import Connection
 from shmsched.daemon.engine_arenas import EngineArenas
 from shmsched.daemon.engine_record import EngineRecord
 from shmsched.daemon.foresight import LONG_STEP_S, Foresight
@@ -24,7 +26,6 @@ from shmsched.memory.segment import Segment
 from shmsched.saying import say_trace
 from shmsched.scheduling import SchedulerParams
 from shmsched.wire import frames
-from shmsched.wire.peer import Peer
 
 
 class EngineState(Enum):
@@ -40,10 +41,8 @@ class EngineLink(EnginePort):
     """The scheduler's side of one incarnation of an engine. ``number`` is never used again, not even by its successor."""
 
     def __init__(
-        self, peer: Peer, offer: frames.Offer, limits: SchedulerParams, linger_share: float, ahead_share: float, core: Core,
-        loop: EventLoop, step_timeout_s: float,
+        self, connection: Connection, offer: frames.Offer, limits: SchedulerParams, config: DaemonConfig, core: Core, loop: EventLoop
     ) -> None:  # fmt: skip
-        """``linger_share``, ``ahead_share``, ``step_timeout_s``: as in DaemonConfig."""
         super().__init__(
             offer.model,
             offer.vocab_size,
@@ -51,23 +50,21 @@ class EngineLink(EnginePort):
             limits.max_prefill_chunk_size,
             frames.Rewinds.of(offer.rewinds),
             StepQueues(limits.max_decode_sequences, limits.max_batch_size, exclusive_sessions=True),
-            Linger(linger_share),
+            Linger(config.linger_share),
         )
         self.number = next(core.numbers)
-        self.peer = peer
+        self.connection = connection
+        self.peer = peer = connection.peer
         self.offer = offer
         self.limits = limits
         self.state = EngineState.STARTING
         self._core = core
         self._loop = loop
         self.linger_timer: Timer | None = None
-        self._foresight = Foresight(ahead_share)
-        self.watchdog = Watchdog(loop, step_timeout_s, lambda: self.silent_since)
-        self.hang_up: Callable[[], None] = lambda: None  # ends the engine's connection, and with it the engine
+        self._foresight = Foresight(config.ahead_share)
+        self.watchdog = Watchdog(loop, config.step_timeout_s, lambda: self.silent_since)
         self.blame: Callable[[Exception], None] = say_trace
         """Ends the engine's connection at the end of this turn, for a fault of ours in what is done for it alone."""
-        self.read: Callable[[], None] = lambda: None  # handles what the engine has sent by now
-        self.read_and_hang_up: Callable[[str], None] = lambda why: None  # for one whose process is dead: both
         self.ended: Callable[[str], None] = lambda why: None  # waits to be told how the engine's process ended
         self.pidfd = -1
         """Of its process, where that is not a child of the daemon."""

@@ -77,35 +77,20 @@ class Engines:
         worker = self._supervisor.worker_of(connection.peer.pid)
         # First of all: if the process is gone already, nothing has been made yet that would have to go.
         pidfd = pidfd_of(connection.peer.pid, "engine's") if worker is None else -1
+        link: EngineLink | None = None
         try:
-            link = EngineLink(
-                connection.peer,
-                offer,
-                limits,
-                config.linger_share,
-                config.ahead_share,
-                self._core,
-                self._loop,
-                config.step_timeout_s,
-            )
-        except SharedMemoryError:
-            if pidfd >= 0:
-                os.close(pidfd)
-            raise
-        attached = frames.Attached(link.number, limits.max_decode_sequences, limits.max_prefill_chunk_size, BATCH_SLOTS)
-        failpoints.hit("daemon.offer.taken")
-        try:
-            connection.peer.send(attached, link.segment.fd)
-        except SystemLimit:
-            link.buried()
+            link = EngineLink(connection, offer, limits, config, self._core, self._loop)
+            failpoints.hit("daemon.offer.taken")
+            decodes, chunk = limits.max_decode_sequences, limits.max_prefill_chunk_size
+            connection.peer.send(frames.Attached(link.number, decodes, chunk, BATCH_SLOTS), link.segment.fd)
+        except (SharedMemoryError, SystemLimit):
+            if link is not None:
+                link.buried()
             if pidfd >= 0:
                 os.close(pidfd)
             raise
         link.segment.close_descriptor()
         link.blame = partial(self._connections.blame, connection)
-        link.hang_up = lambda: self._connections.drop(connection, "the scheduler let the engine go")
-        link.read = lambda: self._connections.read_all(connection)
-        link.read_and_hang_up = lambda why: self._connections.read_and_drop(connection, why)
         link.watchdog.warn = lambda since: self._is_silent(link, since)
         link.watchdog.bark = lambda: self._hangs(link)
         if worker is not None:
@@ -154,7 +139,7 @@ class Engines:
 
     def _is_silent(self, link: EngineLink, since: float) -> None:
         """It has owed an answer for a good part of the step time-out: whoever waits may read in the log for whom."""
-        link.read()
+        self._connections.read_all(link.connection)
         if link.silent_since == since:
             self._log(
                 f"engine {link.offer.spec} ({link.peer.name}) has been silent for {self._loop.clock.now() - since:.3g} s;"
@@ -163,7 +148,7 @@ class Engines:
 
     def _hangs(self, link: EngineLink) -> None:
         """It has owed an answer for the whole step time-out. Its steps fail now; its rows return once it is dead."""
-        link.read()
+        self._connections.read_all(link.connection)
         limit = self._config.step_timeout_s
         if not link.watchdog.is_over:
             link.watchdog.watch()
@@ -247,14 +232,14 @@ class Engines:
     def worker_died(self, worker: Worker) -> None:
         """The process is reaped: nothing of it writes anywhere any more."""
         if worker.link is not None:
-            worker.link.read_and_hang_up(worker.last_exit)
+            self._connections.read_and_drop(worker.link.connection, worker.last_exit)
             worker.link.ended(worker.last_exit)
             worker.link.buried()
         self._sessions.slots_changed = True
 
     def _process_ended(self, link: EngineLink) -> None:
         self._unwatch_process(link)
-        link.read()
+        self._connections.read_all(link.connection)
         if link.number in self.links and link.state is not EngineState.DEAD:
             # Whoever still holds its socket may hold its memory too: rows in flight return with the end of the connection.
             message = f"engine {link.offer.spec} ({link.peer.name}) ended; a child of its keeps its connection open"

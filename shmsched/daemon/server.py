@@ -217,7 +217,7 @@ class Daemon(Parts):
                 link.tell(frames.Stopping(0.0))
         for engine in list(self.engines.links.values()):
             with contained():
-                engine.hang_up()
+                self.connections.drop(engine.connection, "the scheduler let the engine go")
         self.supervisor.end(ENGINE_GRACE_S, lambda: self._leave(self.loop.clock.now() + FLUSH_GRACE_S))
 
     def _leave(self, deadline: float) -> None:

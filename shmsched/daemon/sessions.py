@@ -31,58 +31,59 @@ class Sessions:
 
     def open_for(self, link: ClientLink, message: frames.OpenSession) -> None:
         """A client asks for a session. Raises ProtocolError where the frame contradicts what the client was told."""
-        if message.session in link.sessions:
-            raise ProtocolError(f"session {message.session} is open already")
         if len(message.options) > frames.MAX_OPTIONS:
             raise ProtocolError(f"options of {len(message.options)} bytes; at most {frames.MAX_OPTIONS} are allowed")
-        session = Session(next(self._core.numbers), link, message.session, message.model, message.options)
+        session = self._enter(link, message.session, message.model, message.options)
+        if session is None:
+            return
         session.patient = message.block == frames.Block.UNTIL_GIVEN_UP
-        link.sessions[message.session] = session
-        link.option_bytes += len(message.options)
-        self.open += 1
-        if self._stopping:
-            self._refuse_stopping(session)
-        elif len(link.sessions) > link.limits.sessions:
-            self.end(session, ErrorCode.FULL, f"a client has at most {link.limits.sessions} sessions")
-        elif link.option_bytes > link.limits.option_bytes:
+        if link.option_bytes > link.limits.option_bytes:
             what = f"options of {link.option_bytes} bytes wait to be taken by engines"
             self.end(session, ErrorCode.FULL, f"{what}; a client may have {link.limits.option_bytes} bytes of them")
-        else:
-            try:
-                self._placement.place(session, bool(message.block))
-            except NoPlace as e:
-                self.end(session, e.code, e.message)
-            if session.engine is not None:
-                self._core.touched_engines.add(session.engine)
+            return
+        try:
+            self._placement.place(session, bool(message.block))
+        except NoPlace as e:
+            self.end(session, e.code, e.message)
+        if session.engine is not None:
+            self._core.touched_engines.add(session.engine)
 
     def fork_for(self, link: ClientLink, message: frames.ForkSession) -> None:
         """A client asks for a session that begins as another one stands. Raises ProtocolError as ``open_for``."""
-        if message.session in link.sessions:
-            raise ProtocolError(f"session {message.session} is open already")
         parent = link.sessions.get(message.parent)
-        session = Session(next(self._core.numbers), link, message.session, parent.model if parent else "", b"")
-        link.sessions[message.session] = session
+        session = self._enter(link, message.session, parent.model if parent else "", b"")
+        if session is None:
+            return
+        engine: EngineLink | None = parent.engine if parent is not None else None
+        if parent is None or parent.state is not SessionState.OPEN or engine is None:
+            self.end(session, ErrorCode.SESSION_CLOSED, f"session {message.parent} is not open; it cannot be forked")
+        elif not engine.offer.supports_fork:
+            self.end(session, ErrorCode.UNSUPPORTED, f"model {engine.offer.model!r} cannot fork a session")
+        elif message.length > parent.held:
+            what = f"session {message.parent} holds {counted(parent.held, 'token')} that nothing can change any more"
+            self.end(session, ErrorCode.INVALID_REQUEST, f"{what}; it cannot be forked at {message.length}")
+        elif not engine.has_slot:
+            held = in_words(by_process([engine.holders]))
+            what = f"every session slot of engine {engine.offer.spec} is taken, held by {held}"
+            self.end(session, ErrorCode.FULL, what)
+        else:
+            session.next_position = message.length
+            engine.fork(session, parent)
+            self._core.touched_engines.add(engine)
+
+    def _enter(self, link: ClientLink, client_id: int, model: str, options: bytes) -> Session | None:
+        """A new session of the client, which waits. None if it may have no other one: it is told so."""
+        if client_id in link.sessions:
+            raise ProtocolError(f"session {client_id} is open already")
+        session = Session(next(self._core.numbers), link, client_id, model, options)
+        link.sessions[client_id] = session
+        link.option_bytes += len(options)
         self.open += 1
         if self._stopping:
             self._refuse_stopping(session)
         elif len(link.sessions) > link.limits.sessions:
             self.end(session, ErrorCode.FULL, f"a client has at most {link.limits.sessions} sessions")
-        elif parent is None or parent.state is not SessionState.OPEN or parent.engine is None:
-            self.end(session, ErrorCode.SESSION_CLOSED, f"session {message.parent} is not open; it cannot be forked")
-        elif not parent.engine.offer.supports_fork:
-            what = f"model {parent.engine.offer.model!r} cannot fork a session"
-            self.end(session, ErrorCode.UNSUPPORTED, what)
-        elif message.length > parent.held:
-            what = f"session {message.parent} holds {counted(parent.held, 'token')} that nothing can change any more"
-            self.end(session, ErrorCode.INVALID_REQUEST, f"{what}; it cannot be forked at {message.length}")
-        elif not parent.engine.has_slot:
-            held = in_words(by_process([parent.engine.holders]))
-            what = f"every session slot of engine {parent.engine.offer.spec} is taken, held by {held}"
-            self.end(session, ErrorCode.FULL, what)
-        else:
-            session.next_position = message.length
-            parent.engine.fork(session, parent)
-            self._core.touched_engines.add(parent.engine)
+        return None if session.state is SessionState.ENDED else session
 
     def close_for(self, link: ClientLink, client_id: int) -> None:
         """A client closes its session. One that is not open yet is refused: whoever gave up waiting is told who has the slots."""
