@@ -128,9 +128,7 @@ class Engines:
     def faulty(self, link: EngineLink, reason: str) -> None:
         """It has written where it must not. Nothing of it counts, and it is not started again: it would do the same."""
         message = f"engine {link.offer.spec} ({link.peer.name}) is marked down: {reason}"
-        self._log(message)
-        self._outcomes.abandon(link, ErrorCode.ENGINE_ERROR, message)
-        self._changed()
+        self._abandon(link, ErrorCode.ENGINE_ERROR, message)
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
             self._supervisor.give_up(worker, message)
@@ -154,9 +152,7 @@ class Engines:
             link.watchdog.watch()
             return
         message = f"engine {link.offer.spec} ({link.peer.name}) has not {_owed(link)} within {limit:g} s; it is killed"
-        self._log(f"{message}; {_waiting(link)}")
-        self._outcomes.abandon(link, ErrorCode.ENGINE_TIMEOUT, message)
-        self._changed()
+        self._abandon(link, ErrorCode.ENGINE_TIMEOUT, message, f"; {_waiting(link)}")
         # The end of its process does the rest.
         worker = self._supervisor.worker_of(link.peer.pid)
         if worker is not None:
@@ -243,9 +239,13 @@ class Engines:
         if link.number in self.links and link.state is not EngineState.DEAD:
             # Whoever still holds its socket may hold its memory too: rows in flight return with the end of the connection.
             message = f"engine {link.offer.spec} ({link.peer.name}) ended; a child of its keeps its connection open"
-            self._log(message)
-            self._outcomes.abandon(link, ErrorCode.ENGINE_DIED, message)
-            self._changed()
+            self._abandon(link, ErrorCode.ENGINE_DIED, message)
+
+    def _abandon(self, link: EngineLink, code: ErrorCode, message: str, more: str = "") -> None:
+        """All that it held fails. ``more``: that the log says."""
+        self._log(f"{message}{more}")
+        self._outcomes.abandon(link, code, message)
+        self._changed()
 
     def _unwatch_process(self, link: EngineLink) -> None:
         if link.pidfd >= 0:

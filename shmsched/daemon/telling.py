@@ -32,16 +32,15 @@ class Telling:
         while touched:
             link = touched.pop()
             try:
-                if not link.can_hear_later(now, PAUSE_S):
+                if link.can_hear_later(now, PAUSE_S):
+                    self._later.add(link)
+                else:
                     self._later.discard(link)
                     link.tell_completions()
-                    continue
             except Exception as e:
                 link.blame(e)
-                continue
-            if self._timer is None:
-                self._timer = self._loop.call_at(now + PAUSE_S, self._tell_later)
-            self._later.add(link)
+        if self._later and self._timer is None:
+            self._timer = self._loop.call_at(now + PAUSE_S, self._tell_later)
 
     def _tell_later(self) -> None:
         self._timer = None
