@@ -32,10 +32,10 @@ STALL_S = 1.0
 class Handler(Protocol):
     """What a connection is for, once its hello has said so."""
 
-    def handle(self, message: Any) -> None:
+    def frame_received(self, message: Any) -> None:
         """One frame. Raises ProtocolError, which ends the connection."""
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         """The connection has ended."""
 
 
@@ -108,7 +108,7 @@ class Connections:
         # It refers back to the connection: what a dead peer had must go now, and not whenever cycles are collected.
         connection.peer.on_pending = lambda: None
         if handler is not None:
-            handler.lost(why)
+            handler.connection_lost(why)
 
     def blame(self, connection: Connection, fault: Exception) -> None:
         """A fault of ours was found in what is done for this peer alone: its connection ends with this turn, and nobody else's.
@@ -314,7 +314,7 @@ class Connections:
                 if connection.hello_timer is not None:
                     connection.hello_timer.cancel()
             else:
-                connection.handler.handle(message)
+                connection.handler.frame_received(message)
             if not connection.open:
                 return False
             if peer.outbound_bytes and peer.flooded:

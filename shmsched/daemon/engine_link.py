@@ -12,9 +12,9 @@ from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection
 from shmsched.daemon.engine_arenas import EngineArenas
 from shmsched.daemon.engine_record import EngineRecord
-from shmsched.daemon.foresight import LONG_STEP_S, Foresight
 from shmsched.daemon.linger import Linger
 from shmsched.daemon.loop import EventLoop, Timer
+from shmsched.daemon.run_ahead import LONG_STEP_S, RunAhead
 from shmsched.daemon.session_slots import SessionSlots
 from shmsched.daemon.watchdog import Watchdog
 from shmsched.dataplane.batches import BATCH_SLOTS, Batch, BatchesInFlight
@@ -61,7 +61,7 @@ class EngineLink(EnginePort):
         self._core = core
         self._loop = loop
         self.linger_timer: Timer | None = None
-        self._foresight = Foresight(config.ahead_share)
+        self._run_ahead = RunAhead(config.ahead_share)
         self.watchdog = Watchdog(loop, config.step_timeout_s, lambda: self.silent_since)
         self.blame: Callable[[Exception], None] = say_trace
         """Ends the engine's connection at the end of this turn, for a fault of ours in what is done for it alone."""
@@ -166,7 +166,7 @@ class EngineLink(EnginePort):
         self.peer.send(frames.Work(batch.number, batch.number % BATCH_SLOTS))
         failpoints.hit("daemon.work.half_sent", self.peer.flush_half)
 
-    def look_ahead(self, now: float) -> bool:
+    def run_ahead(self, now: float) -> bool:
         """Have the engine go on with the next tokens of the generations in its batch, without a pause, where it would do so anyway:
         nothing else is queued for it, and no session is expected back that would rather be in the same batch.
 
@@ -185,7 +185,7 @@ class EngineLink(EnginePort):
             or self.rewinds is not ANYWHERE
         ):
             return False
-        if not self._foresight.is_due(batch.started, self.linger.mean_step_s, now, self._loop, self._look):
+        if not self._run_ahead.is_due(batch.started, self.linger.mean_step_s, now, self._loop, self._look):
             return False
         number = self.batches.give_ahead(batch)
         if number is not None:
@@ -208,7 +208,7 @@ class EngineLink(EnginePort):
         """The batch has ended. ``came``: the sessions that got a token and have nothing queued."""
         now = self.heard_at
         seconds = now - batch.started
-        self._foresight.batch_ended(seconds)
+        self._run_ahead.batch_ended(seconds)
         self.record.add(batch, seconds)
         # Of what was given ahead some may not count any more, and was run all the same.
         n_tokens = max(batch.n_tokens, batch.size)
@@ -250,7 +250,7 @@ class EngineLink(EnginePort):
         """The engine is as good as dead, and everything that it held is settled. Rows in flight stay held until ``buried``."""
         if self.linger_timer is not None:
             self.linger_timer.cancel()
-        self._foresight.end()
+        self._run_ahead.end()
         self.watchdog.end()
         # The turns that ended sessions keep in them refer to sessions, and those to this link.
         self.queues.clear()

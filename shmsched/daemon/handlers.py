@@ -40,7 +40,7 @@ class ClientHandler:
                 self._pidfd, READ, lambda _: parts.connections.drop(connection, "the client's process ended")
             )
 
-    def handle(self, message: Any) -> None:
+    def frame_received(self, message: Any) -> None:
         parts, link = self._parts, self._link
         match message:
             case frames.Submit():
@@ -69,7 +69,7 @@ class ClientHandler:
             case _:
                 raise ProtocolError(f"a client sent a {type(message).__name__} frame")
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         failpoints.hit("daemon.client.lost")
         peer = self._link.peer
         if self._pidfd >= 0:
@@ -93,7 +93,7 @@ class EngineHandler:
         self._connection = connection
         self._link: EngineLink | None = None
 
-    def handle(self, message: Any) -> None:
+    def frame_received(self, message: Any) -> None:
         parts, link = self._parts, self._link
         if link is None:
             if isinstance(message, frames.StartFailed):
@@ -127,7 +127,7 @@ class EngineHandler:
             case _:
                 raise ProtocolError(f"an engine sent a {type(message).__name__} frame")
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         failpoints.hit("daemon.engine.lost")
         if self._link is not None:
             self._parts.engines.lost(self._link, why)
@@ -141,7 +141,7 @@ class ControlHandler:
         self._connection = connection
         self._stop = stop
 
-    def handle(self, message: Any) -> None:
+    def frame_received(self, message: Any) -> None:
         match message:
             case frames.AskStatus(batches):
                 if self._connection.peer.outbound_bytes:
@@ -157,5 +157,5 @@ class ControlHandler:
             case _:
                 raise ProtocolError(f"a control connection sent a {type(message).__name__} frame")
 
-    def lost(self, why: str) -> None:
+    def connection_lost(self, why: str) -> None:
         pass

@@ -12,11 +12,11 @@ from shmsched import failpoints
 from shmsched.daemon.clock import Clock
 from shmsched.daemon.config import DaemonConfig
 from shmsched.daemon.connections import Connection, Handler
+from shmsched.daemon.cpu_policy import CpuPolicy
 from shmsched.daemon.engine_link import EngineLink, EngineState
 from shmsched.daemon.handlers import ClientHandler, ControlHandler, EngineHandler
 from shmsched.daemon.loop import contained
 from shmsched.daemon.parts import Parts
-from shmsched.daemon.patience import Patience
 from shmsched.daemon.signals import Signals, end_with
 from shmsched.daemon.socket_keeper import SocketKeeper
 from shmsched.daemon.supervisor import WorkerState
@@ -45,7 +45,7 @@ class Daemon(Parts):
         super().__init__(config, clock)
         self.ending = False
         """Everything is settled; only the engines' ends are waited for."""
-        self._patience = Patience()
+        self._cpu_policy = CpuPolicy()
         self._announced = False
         self._exit_status = 0
         self.connections.greet = self._greet
@@ -59,7 +59,7 @@ class Daemon(Parts):
             end_with(self.config.launcher_pid, self.loop, self.end)
         signal.signal(signal.SIGCONT, lambda *_: self.loop.clock.continued())
         self.supervisor.start()
-        self._patience.begin()
+        self._cpu_policy.begin()
         gc.collect()
         gc.freeze()
         self._end_of_turn()
@@ -142,8 +142,8 @@ class Daemon(Parts):
                 has_given_ahead |= self._dispatch(engine, now)
             except Exception as e:
                 engine.blame(e)
-        if has_given_ahead or self._patience.lasts:
-            self._patience.be(self._all_have_their_next())
+        if has_given_ahead or self._cpu_policy.yields:
+            self._cpu_policy.set(self._all_have_their_next())
 
     def _all_have_their_next(self) -> bool:
         running = [engine for engine in self.engines.links.values() if engine.batch is not None]
@@ -161,7 +161,7 @@ class Daemon(Parts):
         ):
             engine.linger_timer = self.loop.call_at(engine.linger.deadline(), lambda: self._linger_over(engine))
         engine.watchdog.watch()
-        return engine.look_ahead(now)
+        return engine.run_ahead(now)
 
     def _linger_over(self, engine: EngineLink) -> None:
         engine.linger_timer = None

@@ -106,7 +106,7 @@ def test_a_fault_in_what_a_client_is_told_costs_its_connection_and_no_other_answ
     world.check()
 
 
-@pytest.mark.parametrize("name", ["may_go", "dispatch", "look_ahead"])
+@pytest.mark.parametrize("name", ["may_go", "dispatch", "run_ahead"])
 def test_a_fault_in_giving_an_engine_its_batch_costs_that_engine_and_loses_no_step(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 
 
-class Patience:
+class CpuPolicy:
     """As long as every engine that runs has its next batch already, nobody waits for the daemon, and it runs as SCHED_BATCH: what an
     engine says as it ends a batch then wakes it on a core that is free, or later. Else it interrupted just that engine, on its way
     into the next batch: with 10 ms steps on two cores, 32 generations took 11.2 ms a batch, and now take 10.8.
 
     With several engines it seldom is: each has its next batch in the last part of a step only.
 
-    Where each token goes through its client it would be late, and these steps a tenth slower: so it is not always patient.
+    Where each token goes through its client it would be late, and these steps a tenth slower: so it does not always wait.
     """
 
     def __init__(self) -> None:
-        self.lasts = False
-        """It is patient."""
+        self.yields = False
+        """It waits for a free core."""
         self._may = False
 
     def begin(self) -> None:
@@ -25,12 +25,12 @@ class Patience:
         # Whoever started it with a policy of his own has his reasons.
         self._may = os.sched_getscheduler(0) == os.SCHED_OTHER
 
-    def be(self, patient: bool) -> None:
+    def set(self, yields: bool) -> None:
         """Change, where it is not so already."""
-        if patient is not self.lasts and self._may:
-            self.lasts = patient
+        if yields is not self.yields and self._may:
+            self.yields = yields
             try:
-                os.sched_setscheduler(0, os.SCHED_BATCH if patient else os.SCHED_OTHER, os.sched_param(0))
+                os.sched_setscheduler(0, os.SCHED_BATCH if yields else os.SCHED_OTHER, os.sched_param(0))
             except OSError:
-                # A sandbox may refuse it. It is no worse off than before there was patience.
+                # A sandbox may refuse it. The daemon is no worse off than before it tried.
                 self._may = False

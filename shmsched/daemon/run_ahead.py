@@ -5,11 +5,11 @@ from __future__ import annotations
 from shmsched.daemon.loop import Callback, EventLoop, Timer
 
 LONG_STEP_S = 0.002
-"""An engine that takes less is given it at once, for there is no time to spare; and has run it too before a patient scheduler has seen
-to the batch before."""
+"""An engine that takes less is given it at once, for there is no time to spare; and has run it too before a scheduler that yields has
+seen to the batch before."""
 
 
-class Foresight:
+class RunAhead:
     """Late in a long batch: who comes before is in the very next one, and who comes after waits for one batch more."""
 
     def __init__(self, share: float) -> None:
