@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shmsched.errors import ErrorCode
 
-from support.generations import FAILED, Generations
+from support.generations import DONE, FAILED, Generations
 from support.world import World
 
 PLAIN = (0, 0)
@@ -32,6 +32,23 @@ def test_what_comes_behind_a_step_that_failed_fails_of_the_same(world: World) ->
     assert failures(pair)[2:] == [((number,), ErrorCode.STEP_FAILED, first) for number in late]
     # Where the session stands, it goes on.
     submit(pair, 0)
+    world.turn()
+    assert pair.states["in flight"] == 1
+    world.check()
+
+
+def test_a_chunk_that_was_done_behind_one_that_failed_in_the_same_batch_fails_with_it(world: World) -> None:
+    pair = Generations(world, further=PLAIN)
+    pair.answer(1, (DONE, 5), (DONE, 5))
+    pair.submit_chunks(1, [(1, 4, 0, True), (5, 4, 0, True), (9, 4, 1, False)])
+    pair.answer(2, (DONE, 0), (FAILED, 0), (DONE, 6))
+    last = pair.client.request
+    ((requests, code, words),) = failures(pair)
+    assert (requests, code) == ((last - 1, last), ErrorCode.STEP_FAILED)
+    assert "position 5" in words
+    assert pair.states == {"completed": 3, "failed": 2, "ignored": 1}
+    # It goes on where the failed chunk began.
+    submit(pair, 5)
     world.turn()
     assert pair.states["in flight"] == 1
     world.check()
