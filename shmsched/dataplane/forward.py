@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from shmsched.dataplane.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepStatus
 from shmsched.errors import ProtocolError
+from shmsched.not_copied import not_copied
 from shmsched.params import OutputRows
 
 _U32S, _U64S = STEP.size // 4, STEP.size // 8
@@ -35,6 +36,7 @@ class EngineSlot:
     """One batch slot of the engine's segment, as the host reads and writes it."""
 
     __slots__ = ("buffer", "ids_offset", "logprobs_offset", "statuses_offset", "steps_offset", "tokens")
+    __reduce__ = not_copied
 
     def __init__(self, buffer: memoryview, layout: BatchSlotLayout) -> None:
         self.buffer = buffer
@@ -61,14 +63,12 @@ class EngineSlot:
         buffer[self.ids_offset : self.ids_offset + n] = outcome.ids
         buffer[self.logprobs_offset : self.logprobs_offset + n] = outcome.logprobs
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch slot cannot be copied or pickled: it lies in shared memory")
-
 
 class Batch:
     """A batch out of its slot: its steps, copied, by column; its tokens lie where they lay."""
 
     __slots__ = ("each_has_one", "lengths", "n", "n_rows", "packed", "places", "positions", "raw", "slots", "tokens")
+    __reduce__ = not_copied
 
     def __init__(self, packed: bytes, tokens: Any) -> None:
         """``packed``: the steps as STEP packs them, one after the other."""
@@ -131,14 +131,12 @@ class Batch:
         packed = self.packed
         return [packed[at : at + _SAMPLING_SIZE] for at in range(_SAMPLING_AT, len(packed), STEP.size)]
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a batch cannot be copied or pickled: its tokens lie in shared memory")
-
 
 class Pass:
     """Steps that run together, in this order. A row is one session's: one step, or several side by side."""
 
     __slots__ = ("batch", "lengths", "n_outputs", "places", "positions", "raw", "rows", "slots", "steps", "tokens")
+    __reduce__ = not_copied
 
     def __init__(self, batch: Batch, rows: list[list[int]] | None) -> None:
         """``rows``: the steps of each. None: the batch is one pass as it stands."""
@@ -207,15 +205,13 @@ class Pass:
         for i, slot in enumerate(self.slots):
             held[slot] = positions[i] + lengths[i]
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a pass cannot be copied or pickled: its tokens lie in shared memory")
-
 
 class Outcome:
     """What became of each step of a batch, until all of it is known: statuses, the tokens of its sampled rows in step order and their
     log-probabilities, and what is said of each step that failed."""
 
     __slots__ = ("batch", "ids", "logprobs", "messages", "statuses", "stopped")
+    __reduce__ = not_copied
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -271,6 +267,3 @@ class Outcome:
     def said(self) -> tuple[str, ...]:
         """The messages, in the order of the steps."""
         return tuple([self.messages[i] for i in sorted(self.messages)]) if self.messages else ()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("what becomes of a batch cannot be copied or pickled: its batch lies in shared memory")
