@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --ed
 # What the data plane's extensions are made from.
 COMPILED := setup.py $(wildcard shmsched/dataplane/*.py shmsched/dataplane/*.pxd)
 # What runs in every process of a step's way, and is tested interpreted as well.
-INTERPRETED := tests/dataplane tests/scheduling
+INTERPRETED := tests/dataplane tests/scheduling tests/client tests/memory tests/faults/test_interrupts_in_the_middle.py tests/processes/test_client.py
 
 .PHONY: demo test build clean
 

@@ -10,6 +10,14 @@ def not_copied(self: object) -> NoReturn:
     raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: others of this process refer to it")
 
 
+def of_a_connection(self: object) -> NoReturn:
+    """The same of what belongs to a client, with what to do instead."""
+    instead = getattr(self, "_instead", NotCopied._instead)
+    raise TypeError(
+        f"a {type(self).__name__} cannot be pickled or copied: it belongs to a connection of this process; {instead}"
+    )
+
+
 class NotCopied:
     """``pickle``, ``copy`` and whatever is built on them (spawned processes, joblib, Dask) are refused with what to do instead."""
 
@@ -17,7 +25,4 @@ class NotCopied:
 
     _instead: ClassVar[str] = "make a Client there, with socket= of the same daemon"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} cannot be pickled or copied: it belongs to a connection of this process; {self._instead}"
-        )
+    __reduce__ = of_a_connection

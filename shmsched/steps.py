@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, NoReturn, TypeVar, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
@@ -118,3 +118,13 @@ class Response:
     logprobs: npt.NDArray[np.float32] | None = None
     logits: LogitsBlock | None = None
     queue_wait: float | None = None
+
+
+class SampledToken(NamedTuple):
+    """One token of a generation."""
+
+    token: int
+    logprob: float
+    """Natural logarithm; NaN where the engine does not say."""
+    arrived: float
+    """When it came, in seconds of ``time.monotonic()``."""

@@ -149,8 +149,8 @@ class AsyncClient(
 
     def _send_steps(self) -> bool:
         # What waits in the outbox goes with what other tasks of this turn submit.
-        if self._channel.outbox.full:
-            self._channel.outbox.send_steps()
+        if self._channel.full:
+            self._channel.send_steps()
         self._flush_soon()
         return True
 

@@ -8,9 +8,8 @@ from collections import deque
 from shmsched.arguments import flag, seconds
 from shmsched.client.async_replies import AsyncReply, AsyncStream, Place, Submitted
 from shmsched.client.one_loop import InOneLoop
-from shmsched.client.replies import Reply
-from shmsched.client.submission import Submission
 from shmsched.client.submitting import ARENA, Submitting
+from shmsched.dataplane.submission import PendingResult, Submission
 from shmsched.errors import Full, ShmschedError
 from shmsched.memory.segment import Segment
 
@@ -29,7 +28,7 @@ class SubmissionLine(InOneLoop, Submitting[AsyncReply, AsyncStream]):
     def _new_stream(self) -> AsyncStream:
         return AsyncStream(self)
 
-    def _send(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> None:
+    def _send(self, submission: Submission, reply: PendingResult, block: bool, timeout: float | None) -> None:
         block, timeout = flag("block", block), seconds("block_timeout", timeout)
         lacking = BEHIND if self._line else self._try(submission, reply, self._room_came)
         if lacking is None:
@@ -41,7 +40,7 @@ class SubmissionLine(InOneLoop, Submitting[AsyncReply, AsyncStream]):
         self._line.append(place)
         self._waits(place, lacking)
 
-    def _not_submitted(self, reply: Reply, error: BaseException) -> None:
+    def _not_submitted(self, reply: PendingResult, error: BaseException) -> None:
         self._line = deque(place for place in self._line if place.reply is not reply)
         super()._not_submitted(reply, error)
 

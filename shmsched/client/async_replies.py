@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from shmsched.client.one_loop import InOneLoop
-from shmsched.client.replies import Reply, SampledToken, TokenStream
-from shmsched.client.submission import Submission
+from shmsched.client.replies import TokenStream
+from shmsched.dataplane.submission import PendingResult, Submission
 from shmsched.errors import ShmschedError, StepCancelled
 from shmsched.not_copied import NotCopied
-from shmsched.steps import Response
+from shmsched.steps import Response, SampledToken
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Place:
             self.future.set_result(None)
 
 
-class Submitted(NotCopied, Reply, Coroutine[Any, Any, T]):
+class Submitted(NotCopied, PendingResult, Coroutine[Any, Any, T]):
     """What a call has submitted: on its way, or in line for room, from the call on. ``await`` it for what comes of it; it may
     be made a task too, and awaited more than once. A task that is cancelled as it waits for it cancels it."""
 
@@ -54,6 +54,7 @@ class Submitted(NotCopied, Reply, Coroutine[Any, Any, T]):
     _driven: Coroutine[Any, Any, T] | None = None
 
     def __init__(self, client: InOneLoop) -> None:
+        PendingResult.__init__(self)
         self._client = client
 
     @abstractmethod
@@ -111,6 +112,7 @@ class AsyncReply(Submitted[Response]):
     """One submission's answer, for the task that awaits it. Everything happens on the loop's thread."""
 
     def __init__(self, client: InOneLoop) -> None:
+        PendingResult.__init__(self)
         self._client = client
         self._answer: asyncio.Future[Response] = client._own_loop.create_future()
 

@@ -15,12 +15,12 @@ from shmsched.client.flows import Flow, Until, after, driven, left, wait_for_lin
 from shmsched.client.futures import StepFuture, WaitingStream
 from shmsched.client.opening import SessionOpener
 from shmsched.client.receiver import Receiver
-from shmsched.client.replies import Reply
 from shmsched.client.session import Session
-from shmsched.client.session_core import closed_error
 from shmsched.client.state import Opening
-from shmsched.client.submission import Submission, waiting_until
+from shmsched.client.submission import submitted, waiting_until
 from shmsched.client.submitting import ARENA
+from shmsched.dataplane.session_core import closed_error
+from shmsched.dataplane.submission import PendingResult, Submission
 from shmsched.errors import Full, InvalidRequest, SchedulerDied, SystemLimit, UsedAfterFork
 from shmsched.futures import LightFuture
 from shmsched.limits import is_no_thread, lacking, no_thread
@@ -127,7 +127,7 @@ class Client(SessionOpener[Session, StepFuture, WaitingStream, Session, Iterator
         if session is None:
             raise closed_error(request.session_id)
         asked = request.params
-        submission = Submission(
+        submission = submitted(
             session,
             request.tokens,
             asked.position,
@@ -142,7 +142,7 @@ class Client(SessionOpener[Session, StepFuture, WaitingStream, Session, Iterator
     def _new_stream(self) -> WaitingStream:
         return WaitingStream(self._channel, self._receiver)
 
-    def _send(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> None:
+    def _send(self, submission: Submission, reply: PendingResult, block: bool, timeout: float | None) -> None:
         deadline, block, timeout = None, flag("block", block), seconds("block_timeout", timeout)
         while True:
             room = Bell()
@@ -161,10 +161,10 @@ class Client(SessionOpener[Session, StepFuture, WaitingStream, Session, Iterator
                 raise Full(f"{lacking}, and waiting {timeout:g} s did not change that")
 
     def _send_steps(self) -> bool:
-        if self._receiver.expects_more() and not self._channel.outbox.full:
+        if self._receiver.expects_more() and not self._channel.full:
             return True
         try:
-            self._channel.outbox.send_steps()
+            self._channel.send_steps()
         except SchedulerDied as e:
             # The scheduler may have said why before it went; that is not read yet.
             raise self._state.end_of_stream() from e

@@ -11,9 +11,9 @@ from shmsched.client.generation.drafting import Drafter, EngineDraft
 from shmsched.client.generation.start import OnSessionLost, start
 from shmsched.client.generation.stepping import LogitsProcessor
 from shmsched.client.opening import OpenedT, SessionOpener
-from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import checked_deadline, continued
 from shmsched.client.submitting import StepT, StreamT
+from shmsched.dataplane.session_core import SessionCore
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.steps import Tokens
 

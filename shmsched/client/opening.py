@@ -15,11 +15,11 @@ from shmsched.client.core import BLOCK_TIMEOUT_S, checked_model, checked_options
 from shmsched.client.flows import Flow, Until, after, left
 from shmsched.client.generation.start import checked_wishes
 from shmsched.client.models import Model
-from shmsched.client.replies import Reply
-from shmsched.client.session_core import SessionCore, closed_error
 from shmsched.client.state import LAST_WORD_S, Answer, MakeSession, Opening
 from shmsched.client.submission import checked_deadline
 from shmsched.client.submitting import StepT, StreamT, Submitting
+from shmsched.dataplane.session_core import SessionCore, closed_error
+from shmsched.dataplane.submission import PendingResult
 from shmsched.errors import Full, ProtocolError, SchedulerDied, Unsupported
 from shmsched.params import GREEDY, OutputRows, SamplingParams
 from shmsched.wire import frames
@@ -143,7 +143,7 @@ class SessionOpener(Submitting[StepT, StreamT], Generic[SessionT, StepT, StreamT
         self._state.opening[number] = opening
         try:
             question = frame(number)
-            self._channel.outbox.send(question)
+            self._channel.send(question)
             failpoints.hit(
                 "client.fork.sent" if isinstance(question, frames.ForkSession) else "client.open_session.sent"
             )
@@ -286,7 +286,7 @@ class SessionOpener(Submitting[StepT, StreamT], Generic[SessionT, StepT, StreamT
         self._channel.under_lock(child.rest, length, *stands)
         return child
 
-    def _done(self, reply: Reply, deadline: float | None, late: str) -> Flow[None]:
+    def _done(self, reply: PendingResult, deadline: float | None, late: str) -> Flow[None]:
         while not reply.done():
             if deadline is not None and time.monotonic() >= deadline:
                 raise Full(late)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shmsched.client.replies import Reply
 from shmsched.client.state import ClientState, MakeSession
 from shmsched.client.waker import Waker
+from shmsched.dataplane.submission import PendingResult
 from shmsched.errors import ClientClosed, Full, ShmschedError
 from shmsched.futures import LightFuture
 from shmsched.locks import Bell, runs
@@ -160,7 +160,7 @@ class Receiver(threading.Thread):
         """Have the thread look now."""
         self._look.ring()
 
-    def withdraw(self, reply: Reply) -> bool:
+    def withdraw(self, reply: PendingResult) -> bool:
         return self._channel.withdraw(reply)
 
     def poke(self) -> None:

@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
 
+from shmsched.dataplane.submission import PendingResult
 from shmsched.errors import ShmschedError, StepCancelled
 from shmsched.not_copied import NotCopied
-from shmsched.steps import Response
+from shmsched.steps import Response, SampledToken
 
 _NO_LIMIT = 1 << 62
 
 
-class Reply:
-    """One submission's answer to come. The attributes are the channel's, guarded by its lock."""
-
-    last_request = 0
-    """The number of its last chunk on the wire."""
-    withdrawn = False
-    """Its cancelling is under way: an answer that still comes does not count."""
-    queue_wait: float | None = None
-    """For how many seconds its first chunk was queued, once that is known."""
-    arrived = 0.0
-    """When its answer came, in seconds of ``time.monotonic()``. Said before it is settled."""
-
-    def withdraw(self) -> None:
-        """It is being cancelled, as is decided. Under the channel's lock; once more does nothing."""
-        self.withdrawn = True
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether it is settled."""
-
-    @abstractmethod
-    def settle(self, response: Response) -> None:
-        """The answer came. Like all three, it does nothing where another one came first, and may be called again."""
-
-    @abstractmethod
-    def settle_failed(self, error: ShmschedError) -> None: ...
-
-    @abstractmethod
-    def settle_cancelled(self) -> None: ...
-
-
-class SampledToken(NamedTuple):
-    """One token of a generation."""
-
-    token: int
-    logprob: float
-    """Natural logarithm; NaN where the engine does not say."""
-    arrived: float
-    """When it came, in seconds of ``time.monotonic()``."""
-
-
-class TokenStream(NotCopied, Reply):
+class TokenStream(NotCopied, PendingResult):
     """The tokens of a generation that the scheduler drives, as they come.
 
     ``taken`` counts those that its consumer has taken. The session holds the prompt and all tokens but the last that came:
@@ -63,6 +22,8 @@ class TokenStream(NotCopied, Reply):
     """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.streams = True
         self._tokens: list[SampledToken | None] = []
         """All that have come. Those that were taken leave their places."""
         self.came = 0
@@ -96,7 +57,6 @@ class TokenStream(NotCopied, Reply):
         """Have the step that is queued or runs be the last."""
 
     def begins(self, start: int, prompt_end: int, step_position: int) -> None:
-        """It is submitted; its first outstanding step is that of the prompt's last chunk."""
         self.start, self.prompt_end, self.step_position = start, prompt_end, step_position
 
     def done(self) -> bool:

@@ -12,8 +12,8 @@ from shmsched import failpoints
 from shmsched.client.arrivals import Arrivals
 from shmsched.client.channel import Channel
 from shmsched.client.models import Model
-from shmsched.client.session_core import SessionCore
 from shmsched.dataplane.layouts import ClientLayout
+from shmsched.dataplane.session_core import SessionCore
 from shmsched.errors import (
     ClientClosed,
     Full,
@@ -189,7 +189,7 @@ class ClientState:
         """Of a session that may be open, under the lock: twice does no harm, and to close one that was never asked for does none."""
         if self.channel.dead is None:
             try:
-                self.channel.outbox.send(frames.CloseSession(number))
+                self.channel.send(frames.CloseSession(number))
                 failpoints.hit("client.close_session.sent")
             except SchedulerDied:
                 # Whoever receives sees the same and settles everything; closing has nothing left to do.

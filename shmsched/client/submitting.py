@@ -7,14 +7,15 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shmsched import failpoints
+from shmsched.client.channel import to_be_sent
 from shmsched.client.core import ClientCore
 from shmsched.client.leases import ClientArena
-from shmsched.client.outbox import to_be_sent
-from shmsched.client.replies import Reply, TokenStream
-from shmsched.client.session_core import SessionCore
+from shmsched.client.replies import TokenStream
 from shmsched.client.state import Answer
-from shmsched.client.submission import LAST, Submission
+from shmsched.client.submission import submitted
 from shmsched.dataplane.layouts import LOGIT_SIZE
+from shmsched.dataplane.session_core import SessionCore
+from shmsched.dataplane.submission import PendingResult, Submission
 from shmsched.errors import InvalidRequest, SchedulerDied, ShmschedError
 from shmsched.params import OutputRows, SamplingParams
 from shmsched.steps import Tokens
@@ -24,9 +25,9 @@ from shmsched.wire.link import Outgoing
 if TYPE_CHECKING:
     from shmsched.client.generation.course import Course
 
-StepT = TypeVar("StepT", bound=Reply)
+StepT = TypeVar("StepT", bound=PendingResult)
 StreamT = TypeVar("StreamT", bound=TokenStream)
-ReplyT = TypeVar("ReplyT", bound=Reply)
+ReplyT = TypeVar("ReplyT", bound=PendingResult)
 
 LEAST_ARENA = 64 << 20
 ARENA = "the logits arena is being made"
@@ -43,7 +44,7 @@ class Submitting(ClientCore, Generic[StepT, StreamT]):
     # --- what differs ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _send(self, submission: Submission, reply: Reply, block: bool, timeout: float | None) -> None:
+    def _send(self, submission: Submission, reply: PendingResult, block: bool, timeout: float | None) -> None:
         """Submit it, or have it submitted once there is room and an arena. Raises why it never will be, and Full where waiting is not
         wanted."""
 
@@ -70,18 +71,8 @@ class Submitting(ClientCore, Generic[StepT, StreamT]):
     ) -> StepT:
         reply = self._new_step()
         try:
-            if deadline is None and output_rows is LAST and not self._line:
-                with self._channel.lock:
-                    # No branch here: what a tracer raises at the end of one belongs to no handler (Python 3.11).
-                    is_on_its_way = (
-                        self._channel.submit_decode(session, tokens, position, sampling, course, reply)
-                        and self._send_steps()
-                    )
-                if is_on_its_way:
-                    return reply
-            self._send(
-                Submission(session, tokens, position, sampling, output_rows, deadline, course), reply, block, timeout
-            )
+            submission = submitted(session, tokens, position, sampling, output_rows, deadline, course)
+            self._send(submission, reply, block, timeout)
             return reply
         except BaseException as e:
             self._not_submitted(reply, e)
@@ -98,27 +89,26 @@ class Submitting(ClientCore, Generic[StepT, StreamT]):
     def _put_stream(self, submission: Submission, block: bool, timeout: float | None) -> StreamT:
         return self._put(submission, self._new_stream(), block, timeout)
 
-    def _try(self, submission: Submission, reply: Reply, tell: Callable[[], None] | None) -> str | None:
+    def _try(self, submission: Submission, reply: PendingResult, tell: Callable[[], None] | None) -> str | None:
         """Submit it if there is room, placed and checked by what is true now. Returns what is lacking; where that is not ARENA,
         ``tell`` is called once it may have changed."""
         channel = self._channel
         try:
             with channel.lock:
-                lacking = channel.place(submission)
-                if lacking is not None:
+                lacking = channel.enter(submission, reply)
+                if lacking:
                     if tell is not None and tell not in channel.wait_for_room:
                         channel.wait_for_room.append(tell)
                     return lacking
-                if submission.raw_rows and channel.arena is None:
+                if lacking is not None:
                     return ARENA
-                channel.submit(submission, reply)
                 self._send_steps()
                 return None
         except BaseException:
             channel.interrupted()
             raise
 
-    def _not_submitted(self, reply: Reply, error: BaseException) -> None:
+    def _not_submitted(self, reply: PendingResult, error: BaseException) -> None:
         """Submitting it has raised. Where that was an interrupt, nobody has the reply: it is taken back."""
         self._channel.interrupted()
         if not isinstance(error, ShmschedError):
@@ -149,7 +139,7 @@ class Submitting(ClientCore, Generic[StepT, StreamT]):
     def _arena_asked(self, answer: Answer, frame: Outgoing) -> None:
         self._state.arena = answer
         try:
-            self._channel.outbox.send_once(frame)
+            self._channel.send_once(frame)
             failpoints.hit("client.open_arena.sent")
         except SchedulerDied:
             # Whoever receives sees the same, and fails the answer.

@@ -12,21 +12,26 @@ from pathlib import Path
 
 MODULES = (
     "admission",
+    "answers",
     "batches",
+    "client_port",
     "completions",
     "core",
     "forward",
     "ledger",
     "line",
     "queues",
+    "rings",
     "rotation",
     "session",
+    "session_core",
     "step",
+    "submission",
 )
 """What Cython compiles: all of these or none. Each has a ``.pxd`` beside it."""
 SHARED = "_shmsched_dataplane"
 """One module more, for what Cython would otherwise put into each. Cython enters it without its package's name, too."""
-NOT_COMPILED = ("descriptors", "dtypes", "extensions", "layouts", "marks", "rings")
+NOT_COMPILED = ("descriptors", "dtypes", "extensions", "layouts", "marks", "tokens")
 DIRECTIVES = {
     "language_level": 3,
     "annotation_typing": False,  # the .pxd has the types; those of the .py would collide with them
@@ -36,7 +41,7 @@ DIRECTIVES = {
     "cdivision": False,
     "auto_pickle": False,
 }
-COMPILER_FLAGS = ("-g0",)
+COMPILER_FLAGS = ("-g0", "-O1")
 
 SOURCES = Path(__file__).resolve().parent
 FOLDER = SOURCES / "_compiled"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shmsched import failpoints
 from shmsched.dataplane.layouts import HEADER, SAMPLING, STEP, BatchSlotLayout, StepStatus
 from shmsched.errors import ProtocolError
 from shmsched.not_copied import not_copied
@@ -54,7 +55,9 @@ class EngineSlot:
                 f"told to run batch {number}, but the slot holds batch {batch}: {n_steps} steps, {n_tokens} tokens"
             )
         at = self.steps_offset
-        return Batch(bytes(self.buffer[at : at + STEP.size * n_steps]), self.tokens[:n_tokens])
+        pulled = Batch(bytes(self.buffer[at : at + STEP.size * n_steps]), self.tokens[:n_tokens])
+        failpoints.hit("engine.batch.pulled")
+        return pulled
 
     def put(self, outcome: Outcome) -> None:
         """Write what became of that batch."""

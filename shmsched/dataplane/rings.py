@@ -5,9 +5,14 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from shmsched.not_copied import not_copied
+
 
 class TokenWriter:
     """The client's end of its token ring: it writes, and learns by frames how far the scheduler has read."""
+
+    __slots__ = ("_bytes", "capacity", "read", "written")
+    __reduce__ = not_copied
 
     def __init__(self, buffer: memoryview) -> None:
         """``buffer``: the ring's bytes, 4 for each token."""
@@ -98,6 +103,9 @@ class RecordRing:
 class RecordReader:
     """The reading end of a ``RecordRing``: it copies out what a frame says was written."""
 
+    __slots__ = ("_bytes", "_row_size", "capacity", "read")
+    __reduce__ = not_copied
+
     def __init__(self, buffer: memoryview, row_size: int) -> None:
         self._bytes = buffer
         self._row_size = row_size
@@ -112,11 +120,12 @@ class RecordReader:
 
     def rows_until(self, written: int) -> bytes:
         """The same, for one who sets ``read`` to ``written`` when it has made something of them."""
-        n = written - self.read
-        if n == 0:
+        if written == self.read:
             return b""
-        if not 0 <= n <= self.capacity:
+        # Compared as it comes: no frame may say what a C integer does not hold.
+        if not self.read <= written <= self.read + self.capacity:
             raise ValueError(f"a ring of {self.capacity} rows read up to {self.read} cannot be written up to {written}")
+        n = written - self.read
         at, size = self.read % self.capacity, self._row_size
         first = min(n, self.capacity - at)
         rows = bytes(self._bytes[at * size : (at + first) * size])

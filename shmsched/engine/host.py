@@ -154,7 +154,6 @@ class EngineHost:
         if type(message) is frames.Work:
             holds = self._slots[message.slot]
             batch = holds.pull(message.batch)
-            failpoints.hit("engine.batch.pulled")
             self._work(message.batch, batch, holds)
             return
         if type(message) is frames.Follow:
@@ -222,7 +221,6 @@ class EngineHost:
         number, ids = self._answered
         slot = self._slots[message.slot]
         batch = slot.pull(message.batch)
-        failpoints.hit("engine.batch.pulled")
         if number != message.follows:
             self._link.send(frames.Skipped(message.batch))
             return

@@ -127,7 +127,7 @@ def test_a_stop_that_cannot_say_so_is_a_stop(home: Path, streams: str) -> None:
 
 @pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
 @pytest.mark.parametrize(
-    ("command", "status"), [("status", 3), ("engine echo", 1), ("up --socket /proc/no/s", 1), ("--x", 2)]
+    ("command", "status"), [("status", 3), ("engine echo", 3), ("up --socket /proc/no/s", 1), ("--x", 2)]
 )
 def test_an_error_that_nobody_can_be_told_is_an_exit_status(
     home: Path, command: str, status: int, streams: str

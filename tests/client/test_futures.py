@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, as_completed, wait
 import pytest
 
 from shmsched.client.futures import StepFuture
-from shmsched.client.replies import Reply
+from shmsched.dataplane.submission import PendingResult
 from shmsched.errors import StepFailed, UsedAfterFork
 from shmsched.steps import Response
 
@@ -21,9 +21,9 @@ class Keeper:
 
     def __init__(self, has_it: bool = True) -> None:
         self.has_it = has_it
-        self.asked: list[Reply] = []
+        self.asked: list[PendingResult] = []
 
-    def withdraw(self, reply: Reply, /) -> bool:
+    def withdraw(self, reply: PendingResult, /) -> bool:
         self.asked.append(reply)
         return self.has_it
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shmsched.client.replies import SampledToken, TokenStream
-from shmsched.steps import Response
+from shmsched.client.replies import TokenStream
+from shmsched.steps import Response, SampledToken
 
 
 class Stream(TokenStream):

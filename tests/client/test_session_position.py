@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shmsched.client.models import Model
 from shmsched.client.session import Session
-from shmsched.client.session_core import closed_error
+from shmsched.dataplane.session_core import closed_error
 from shmsched.engine.contract import EngineInfo
 from shmsched.errors import SessionClosed, SessionLost
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmsched.client.tokens import as_tokens
+from shmsched.dataplane.tokens import as_tokens
 from shmsched.errors import InvalidRequest
 
 VOCAB = 300

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmsched import AsyncClient, Client, DeadlineExceeded, Full, Model, SessionClosed, StepError
-from shmsched.client.replies import SampledToken
+from shmsched.steps import SampledToken
 from shmsched.tools.load.choices import Fork, Generation, Generations, Submission
 from shmsched.tools.load.mirror import Mirror
 from shmsched.tools.load.part import RETRY_S, Parent

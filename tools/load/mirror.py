@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from shmsched.client.session_core import SessionCore
+from shmsched.dataplane.session_core import SessionCore
 from shmsched.workers.echo import MULTIPLIER, advance, answer
 
 I32 = npt.NDArray[np.int32]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from shmsched.arguments import shown, whole
 from shmsched.client.generation.distribution import draw, probabilities
 from shmsched.client.generation.effects import Await, Plan, Submit, TokenArray
-from shmsched.client.session_core import SessionCore
-from shmsched.client.tokens import as_tokens
+from shmsched.dataplane.session_core import SessionCore
+from shmsched.dataplane.tokens import as_tokens
 from shmsched.engine.sampling import UnusableLogits, uniform
 from shmsched.errors import InvalidRequest, ShmschedError, StepFailed, Unsupported
 from shmsched.not_copied import NotCopied

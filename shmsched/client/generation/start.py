@@ -19,9 +19,9 @@ from shmsched.client.generation.speculative import speculating
 from shmsched.client.generation.stepping import LogitsProcessor, continuing, processing, stepping
 from shmsched.client.generation.stop_text import TextGate, stop_texts
 from shmsched.client.generation.text_stream import TextStream
-from shmsched.client.session_core import SessionCore
 from shmsched.client.submission import checked_stops
-from shmsched.client.tokens import as_tokens
+from shmsched.dataplane.session_core import SessionCore
+from shmsched.dataplane.tokens import as_tokens
 from shmsched.errors import InvalidRequest, Unsupported
 from shmsched.params import SamplingParams
 from shmsched.steps import Tokens

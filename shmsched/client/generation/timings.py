@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from shmsched.client.replies import Reply
+from shmsched.dataplane.submission import PendingResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Clock:
         self._longest = 0.0
         self._n = 0
 
-    def hear(self, handle: Reply, arrived: float) -> None:
+    def hear(self, handle: PendingResult, arrived: float) -> None:
         """Something came to ``handle`` at ``arrived``."""
         self.now = arrived
         if self.queue_wait is None:

@@ -28,11 +28,11 @@ from shmsched.client.generation.effects import (
     Submit,
 )
 from shmsched.client.generation.stop_text import TextGate
-from shmsched.client.replies import SampledToken, TokenStream
+from shmsched.client.replies import TokenStream
 from shmsched.engine.sampling import sample
 from shmsched.errors import SessionLost
 from shmsched.params import GREEDY, OutputRows, SamplingParams
-from shmsched.steps import LogitsBlock, Response
+from shmsched.steps import LogitsBlock, Response, SampledToken
 
 VOCAB = 5
 MakePlan = Callable[[Course], Plan[None]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +11,35 @@ import numpy.typing as npt
 from shmsched.arguments import whole
 from shmsched.dataplane.layouts import SAMPLING
 from shmsched.errors import InvalidRequest, SessionClosed, ShmschedError, Unsupported
-from shmsched.not_copied import NotCopied
+from shmsched.not_copied import of_a_connection
 from shmsched.params import SamplingParams
 from shmsched.saying import counted
 
-if TYPE_CHECKING:
-    from shmsched.client.generation.course import Course
-    from shmsched.client.models import Model
-    from shmsched.client.replies import TokenStream
+
+class GenerationState(Protocol):
+    """What a session reads of the generation that has it to itself."""
+
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def unfed(self) -> int | None: ...
+    @property
+    def held(self) -> str | None: ...
 
 
-class SessionCore(NotCopied):
+class SessionCore:
     """One sequence's state in one engine, as its client holds it. What changes is guarded by the client's lock."""
 
-    def __init__(self, session_id: int, model: Model, engine: int, seed: int, options: bytes = b"") -> None:
+    __slots__ = (
+        "_course", "_fed", "_fell_back", "_held", "_packed", "_position", "_rewinds", "_sampling", "_stream", "chunk_size", "ended",
+        "engine", "model", "most_tokens", "options", "rewinds", "seed", "session_id", "supports_rewind", "unfed", "vocab_size",
+    )  # fmt: skip
+    __reduce__ = of_a_connection
+
+    def __init__(self, session_id: int, model: Any, engine: int, seed: int, options: bytes = b"") -> None:
+        """``model``: a ``shmsched.client.Model``."""
         self._stand_for(session_id, model, engine)
         self.seed = seed
         """What sampling uses where ``SamplingParams.seed`` is None."""
@@ -32,20 +47,22 @@ class SessionCore(NotCopied):
         """What its engine was told at its opening."""
         self.ended: ShmschedError | None = None
         """Why it is over, if it is."""
-        self._usual: tuple[SamplingParams | None, bytes, bytes] | None = None
-        """How its last plain step was sampled, and what such a step wants as it travels, before its ``rows_offset`` and after."""
+        self._sampling: SamplingParams | None = None
+        """How its last sampled step was, and the same packed."""
+        self._packed = b""
         self.unfed: int | None = None
         """The token that a generation sampled last, which the session was not fed yet: the next generation begins with it."""
         self._held: str | None = None
         self._position = 0
         self._fed = array("i")
-        self._stream: TokenStream | None = None
-        self._course: Course | None = None
+        self._stream: Any = None
+        """A ``shmsched.client.TokenStream``, if it has one under way."""
+        self._course: GenerationState | None = None
         """The generation that has the session to itself."""
         self._rewinds: list[tuple[int, int]] = []
         self._fell_back = False
 
-    def _stand_for(self, session_id: int, model: Model, engine: int) -> None:
+    def _stand_for(self, session_id: int, model: Any, engine: int) -> None:
         self.session_id = session_id
         """The client's number for it: what a ``Request`` names."""
         self.model = model
@@ -81,13 +98,13 @@ class SessionCore(NotCopied):
             raise type(self.ended)(str(self.ended))
         stream = self._stream
         if stream is not None:
-            if not (stream.ended or stream.withdrawn):
+            if not (stream.done() or stream.withdrawn):
                 raise InvalidRequest(
                     f"session {self.session_id} is generating; close that generation, or let it end, before the next submission"
                 )
             self._stream = None
 
-    def check_free(self, course: Course | None) -> None:
+    def check_free(self, course: GenerationState | None) -> None:
         """Raises why the session takes no submission of ``course`` (None: of no generation)."""
         self.check_open()
         if course is not None and course is self._course:
@@ -100,7 +117,7 @@ class SessionCore(NotCopied):
         if course is not None:
             raise InvalidRequest(f"this generation of session {self.session_id} has ended; call generate again")
 
-    def begin(self, course: Course, position: int, unfed: int | None) -> None:
+    def begin(self, course: GenerationState, position: int, unfed: int | None) -> None:
         """A generation takes the session over, as it stood at the call of ``generate``."""
         if self.ended is None:
             # What is lost may be replayed: its first step finds out.
@@ -118,13 +135,13 @@ class SessionCore(NotCopied):
         if course is not None and course.complete:
             self.leave(course, course.position, course.unfed, course.held)
 
-    def leave(self, course: Course, position: int, unfed: int | None, held: str | None) -> None:
+    def leave(self, course: GenerationState, position: int, unfed: int | None, held: str | None) -> None:
         """A generation ends, and leaves the session to go on at ``position``; another one's session is not its concern."""
         if self._course is course:
             self.rest(position, unfed, held)
             self._course = None
 
-    def release(self, course: Course) -> None:
+    def release(self, course: GenerationState) -> None:
         """A generation is over, whatever became of it."""
         if self._course is course:
             self._course = None
@@ -152,8 +169,11 @@ class SessionCore(NotCopied):
 
     def packed(self, sampling: SamplingParams) -> bytes:
         """``sampling`` as it travels, with the session's own seed where it has none."""
-        seed = self.seed if sampling.seed is None else sampling.seed
-        return SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
+        if self._sampling is not sampling:
+            seed = self.seed if sampling.seed is None else sampling.seed
+            self._packed = SAMPLING.pack(sampling.top_k, sampling.temperature, sampling.top_p, seed)
+            self._sampling = sampling
+        return self._packed
 
     def goes_on(self, request: int, start: int, tokens: bytes) -> None:
         """``tokens``, int32, are about to be submitted at ``start``; ``request`` is the number of their first step.
@@ -182,13 +202,15 @@ class SessionCore(NotCopied):
 
     def rewound(self, request: int, position: int) -> None:
         """From number ``request`` on, the session goes on at ``position``."""
-        self._rewinds = [(r, p) for r, p in self._rewinds if p < position][-63:]
-        self._rewinds.append((request, position))
+        rewinds = [(r, p) for r, p in self._rewinds if p < position]
+        del rewinds[: max(0, len(rewinds) - 63)]
+        rewinds.append((request, position))
+        self._rewinds = rewinds
         self._position = min(self._position, position)
 
     def earliest_from(self, request: int, position: int) -> int:
         """The least of ``position`` and of where the submissions after ``request`` rewound to."""
-        return min([position, *(p for r, p in self._rewinds if r > request)])
+        return min([position] + [p for r, p in self._rewinds if r > request])
 
     def step_failed(self, request: int, position: int) -> None:
         """The step did not happen: the session stands where it started, unless it was rewound to there or below since."""
@@ -219,7 +241,7 @@ class SessionCore(NotCopied):
         """Stand for ``other`` from now on: a new session, in whatever engine it is."""
         self._stand_for(other.session_id, other.model, other.engine)
         self.ended = other.ended
-        self._position, self._rewinds, self._fell_back, self._stream, self._usual = 0, [], False, None, None
+        self._position, self._rewinds, self._fell_back, self._stream, self._sampling = 0, [], False, None, None
         self._fed = array("i")
         self.unfed = None
 
