@@ -13,7 +13,8 @@ import shmsched
 
 _ROOT = Path(shmsched.__file__).parent
 PLACES = tuple(
-    str(_ROOT / name) for name in ("client/", "wire/", "memory/", "futures.py", "locks.py", "steps.py", "params.py")
+    str(_ROOT / name)
+    for name in ("client/", "dataplane/", "wire/", "memory/", "futures.py", "locks.py", "steps.py", "params.py")
 )
 """What a client's call runs through, but for what belongs to Python."""
 
